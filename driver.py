@@ -1,0 +1,1 @@
+"""One build, phase by phase."""

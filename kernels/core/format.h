@@ -1,0 +1,30 @@
+// Storage formats of weight matrices: logical blocks (as GGUF defines them) and packed layout (ours).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace spike {
+
+enum class Format { f32, f16, bf16, q8_0, q5_0, q4_k, q6_k };
+
+/// "q4_k" -> Format::q4_k; nothing for an unknown name.
+std::optional<Format> parse_format(std::string_view name);
+std::string_view format_name(Format format);
+
+/// Elements that share one block: 1, 32 or 256. A row's length must be a multiple of it.
+int64_t block_elements(Format format);
+
+/// Bytes of one logical row of k elements.
+size_t row_bytes(Format format, int64_t k);
+
+/// Bytes of an [n, k] matrix in packed layout (n padded to the tile height).
+size_t packed_bytes(Format format, int64_t n, int64_t k);
+
+/// Logical rows -> packed layout and back. `rows` is [n, row_bytes], `packed` packed_bytes long.
+void pack(Format format, const uint8_t* rows, int64_t n, int64_t k, uint8_t* packed);
+void unpack(Format format, const uint8_t* packed, int64_t n, int64_t k, uint8_t* rows);
+
+}  // namespace spike
