@@ -1,1 +1,68 @@
-"""To be written."""
+"""The intermediate representation: a small, closed, typed SSA form of a decoder model.
+
+types -> graph -> ops, rules -> primitives, fused -> text, verify, interpret, build.
+"""
+
+from __future__ import annotations
+
+from . import fused, primitives
+from .build import Builder
+from .graph import (
+    Attr,
+    Constant,
+    Graph,
+    Level,
+    Node,
+    Operand,
+    State,
+    Tensor,
+    Users,
+    Value,
+    topological,
+)
+from .interpret import Interpreter, PagedState
+from .ops import OPS, Kind, Op, attribute, has_effect, infer, op_of
+from .text import IrSyntaxError, parse_graph, print_graph, print_node
+from .types import Dim, DType, Shape, SymDim, TensorType, evaluate_dim, parse_dim, symbol
+from .verify import VerifyError, verify, violations
+
+__all__ = [
+    "OPS",
+    "Attr",
+    "Builder",
+    "Constant",
+    "DType",
+    "Dim",
+    "Graph",
+    "Interpreter",
+    "IrSyntaxError",
+    "Kind",
+    "Level",
+    "Node",
+    "Op",
+    "Operand",
+    "PagedState",
+    "Shape",
+    "State",
+    "SymDim",
+    "Tensor",
+    "TensorType",
+    "Users",
+    "Value",
+    "VerifyError",
+    "attribute",
+    "evaluate_dim",
+    "fused",
+    "has_effect",
+    "infer",
+    "op_of",
+    "parse_dim",
+    "parse_graph",
+    "primitives",
+    "print_graph",
+    "print_node",
+    "symbol",
+    "topological",
+    "verify",
+    "violations",
+]

@@ -1,0 +1,186 @@
+"""Types of IR values: element type and a shape of ints and symbolic dimensions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class DType(Enum):
+    """Element types; the value is the spelling in IR text."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    F64 = "f64"
+    I64 = "i64"
+    I32 = "i32"
+    U8 = "u8"
+    BOOL = "bool"
+
+    @property
+    def is_float(self) -> bool:
+        """Whether values are rounded real numbers."""
+        return self in (DType.F32, DType.F16, DType.BF16, DType.F64)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one element."""
+        return {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "f16": 2, "bf16": 2}.get(self.value, 1)
+
+
+Monomial = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SymDim:
+    """A polynomial over named symbols with integer coefficients, such as ``P+S`` or ``B*S``.
+
+    ``terms`` is sorted by monomial; a constant has the empty monomial. Build with `symbol` and
+    arithmetic; `simplify` turns a constant polynomial into an int.
+    """
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __add__(self, other: Dim) -> Dim:
+        return simplify(_merge(_terms(self), _terms(other)))
+
+    def __radd__(self, other: int) -> Dim:
+        return self + other
+
+    def __neg__(self) -> SymDim:
+        return SymDim(tuple((m, -c) for m, c in self.terms))
+
+    def __sub__(self, other: Dim) -> Dim:
+        return self + (-other)
+
+    def __rsub__(self, other: int) -> Dim:
+        return (-self) + other
+
+    def __mul__(self, other: Dim) -> Dim:
+        product: dict[Monomial, int] = {}
+        for m1, c1 in _terms(self).items():
+            for m2, c2 in _terms(other).items():
+                key = tuple(sorted(m1 + m2))
+                product[key] = product.get(key, 0) + c1 * c2
+        return simplify(product)
+
+    def __rmul__(self, other: int) -> Dim:
+        return self * other
+
+    def __str__(self) -> str:
+        text = "+".join(_term_text(m, c) for m, c in sorted(self.terms, key=_term_order))
+        return text.replace("+-", "-")
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """Names of the symbols in it."""
+        return frozenset(s for m, _ in self.terms for s in m)
+
+    def evaluate(self, sizes: Mapping[str, int]) -> int:
+        """Its value when every symbol has a size; KeyError names a missing symbol."""
+        total = 0
+        for monomial, coefficient in self.terms:
+            for name in monomial:
+                coefficient *= sizes[name]
+            total += coefficient
+        return total
+
+    def substitute(self, dims: Mapping[str, Dim]) -> Dim:
+        """The polynomial with some symbols replaced by other dims."""
+        total: Dim = 0
+        for monomial, coefficient in self.terms:
+            product: Dim = coefficient
+            for name in monomial:
+                product = product * dims.get(name, symbol(name))
+            total = total + product
+        return total
+
+
+Dim = int | SymDim
+Shape = tuple[Dim, ...]
+
+
+def symbol(name: str) -> SymDim:
+    """The dimension that consists of one symbol."""
+    return SymDim((((name,), 1),))
+
+
+def _terms(dim: Dim) -> dict[Monomial, int]:
+    return dict(dim.terms) if isinstance(dim, SymDim) else {(): dim}
+
+
+def _merge(left: dict[Monomial, int], right: dict[Monomial, int]) -> dict[Monomial, int]:
+    merged = dict(left)
+    for monomial, coefficient in right.items():
+        merged[monomial] = merged.get(monomial, 0) + coefficient
+    return merged
+
+
+def simplify(terms: Mapping[Monomial, int]) -> Dim:
+    """Drops zero terms; a constant becomes an int."""
+    kept = {m: c for m, c in terms.items() if c}
+    if set(kept) <= {()}:
+        return kept.get((), 0)
+    return SymDim(tuple(sorted(kept.items())))
+
+
+def _term_order(term: tuple[Monomial, int]) -> tuple[int, Monomial]:
+    return (-len(term[0]), term[0])
+
+
+def _term_text(monomial: Monomial, coefficient: int) -> str:
+    if not monomial:
+        return str(coefficient)
+    prefix = {1: "", -1: "-"}.get(coefficient, f"{coefficient}*")
+    return prefix + "*".join(monomial)
+
+
+def evaluate_dim(dim: Dim, sizes: Mapping[str, int]) -> int:
+    """The int a dim stands for."""
+    return dim.evaluate(sizes) if isinstance(dim, SymDim) else dim
+
+
+def parse_dim(text: str) -> Dim:
+    """Inverse of ``str(dim)``; ValueError for anything else."""
+    total: Dim = 0
+    compact = text.strip()
+    if not re.fullmatch(r"-?\w+([*+-]\w+)*", compact):
+        raise ValueError(f"not a dimension: {text!r}")
+    for sign, body in re.findall(r"([+-]?)([\w*]+)", compact):
+        product: Dim = -1 if sign == "-" else 1
+        for factor in body.split("*"):
+            product = product * (int(factor) if factor.isdigit() else symbol(factor))
+        total = total + product
+    return total
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """dtype and shape of a value, printed as ``f32[B, S, 576]``."""
+
+    dtype: DType
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{self.dtype.value}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def with_shape(self, shape: Shape) -> TensorType:
+        """Same dtype, other shape."""
+        return TensorType(self.dtype, shape)
+
+    @staticmethod
+    def parse(text: str) -> TensorType:
+        """Inverse of ``str``; ValueError says what is wrong."""
+        match = re.fullmatch(r"(\w+)\[(.*)\]", text.strip())
+        if match is None:
+            raise ValueError(f"not a type: {text!r}")
+        dims = tuple(parse_dim(d) for d in match[2].split(",")) if match[2].strip() else ()
+        return TensorType(DType(match[1]), dims)
