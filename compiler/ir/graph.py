@@ -60,6 +60,7 @@ class Constant:
         type: shape and compute dtype.
         parameter: the traced parameter whose stored tensor it is.
         data: the tensor itself, for small buffers such as RoPE's inverse frequencies.
+        transposed: the constant is the parameter's transpose (a [k, n] weight used as [n, k]).
         format: storage format at the placed level, such as ``q4_k``; empty before.
         role: what the tensor is for at the placed level, such as ``ffn_down``; empty before.
     """
@@ -68,6 +69,7 @@ class Constant:
     type: TensorType
     parameter: str | None = None
     data: npt.NDArray[np.generic] | None = None
+    transposed: bool = False
     format: str = ""
     role: str = ""
 

@@ -99,7 +99,8 @@ class Interpreter:
         if const.data is not None:
             return torch.from_numpy(const.data.copy()).to(TORCH_DTYPE[const.dtype])
         assert const.parameter is not None
-        return self.parameters(const.parameter).to(TORCH_DTYPE[const.dtype])
+        stored = self.parameters(const.parameter).to(TORCH_DTYPE[const.dtype])
+        return stored.t() if const.transposed else stored
 
     def _node(self, node: Node, env: dict[int, Tensor], sizes: dict[str, int]) -> list[Tensor]:
         operands = [self._operand(o, env) for o in node.operands]

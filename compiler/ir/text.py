@@ -69,7 +69,8 @@ def _const_text(const: Constant) -> str:
     else:
         raw = np.ascontiguousarray(const.data, dtype=NUMPY_DTYPE[const.dtype]).tobytes()
         source = f'data "{base64.b64encode(raw).decode()}"'
-    tail = "".join(f" {k}={v}" for k, v in (("format", const.format), ("role", const.role)) if v)
+    tail = " transposed" if const.transposed else ""
+    tail += "".join(f" {k}={v}" for k, v in (("format", const.format), ("role", const.role)) if v)
     return f"const @{const.name} : {const.type} = {source}{tail}"
 
 
@@ -195,9 +196,10 @@ class _Parser:
 
     def _const(self, match: re.Match[str]) -> None:
         kind, text = TensorType.parse(match[2]), json.loads(match[4])
-        fields = dict(f.split("=", 1) for f in match[5].split())
-        const = Constant(match[1], kind, format=fields.get("format", ""))
-        const.role = fields.get("role", "")
+        flags = match[5].split()
+        fields = dict(f.split("=", 1) for f in flags if "=" in f)
+        const = Constant(match[1], kind, transposed="transposed" in flags)
+        const.format, const.role = fields.get("format", ""), fields.get("role", "")
         if match[3] == "parameter":
             const.parameter = text
         else:
