@@ -1,0 +1,138 @@
+"""config.json of an engine: what the model is, how it was built, what the runtime must bind.
+
+`pretrained_config` and `build_config` use TensorRT-LLM's names where the meaning is the same;
+`spike` holds what only this product needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FORMAT_VERSION = 1
+"""Version of the whole directory layout; any change that an older reader misreads raises it."""
+
+PAGE = 4096
+"""Alignment of every tensor in rank0.weights, in bytes."""
+
+
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """Storage formats by their recipe names, such as ``q4_k_m`` and ``f16``."""
+
+    quant_algo: str
+    kv_cache_quant_algo: str
+
+
+@dataclass(frozen=True)
+class PretrainedConfig:
+    """The model's own sizes, as in the checkpoint."""
+
+    architecture: str
+    model_type: str
+    dtype: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_size: int
+    max_position_embeddings: int
+    quantization: QuantizationConfig
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """Capacities: tokens per step, sequences per step, tokens per sequence."""
+
+    max_num_tokens: int
+    max_batch_size: int
+    max_seq_len: int
+    kv_cache_type: Literal["paged", "continuous"]
+    tokens_per_block: int
+    enable_streaming: bool
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A buffer kept across steps: one pool ``[blocks, tokens_per_block, kv_heads, row_bytes]`` u8
+    in the streaming ABI, ``[batch, kv_heads, past, head_dim]`` f32 in the functional one."""
+
+    name: str
+    input: str
+    output: str
+    kv_heads: int
+    head_dim: int
+    format: str
+    row_bytes: int
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """One tensor in rank0.weights.
+
+    `offset` (a multiple of `PAGE`) and `bytes` delimit it; `shape` is the logical ``[N, K]``
+    (``[E, N, K]`` for stacked experts); `parameters` are the checkpoint tensors it came from.
+    """
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+    role: str
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PrecisionEntry:
+    """One precision decision: where, which value, the chosen compute dtype, and why."""
+
+    scope: str
+    value: str
+    dtype: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A place where a pass nearly fired, and what stopped it."""
+
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PassEntry:
+    """What one pass did in this build."""
+
+    name: str
+    fired: int
+    where: tuple[str, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
+
+
+@dataclass(frozen=True)
+class SpikeConfig:
+    """What the runtime binds and what the report shows. `report` is free-form JSON."""
+
+    abi: Literal["streaming", "functional"]
+    backend: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    states: tuple[StateSpec, ...]
+    weights: tuple[WeightSpec, ...]
+    precision: tuple[PrecisionEntry, ...] = ()
+    passes: tuple[PassEntry, ...] = ()
+    report: Mapping[str, object] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The whole of config.json."""
+
+    pretrained_config: PretrainedConfig
+    build_config: BuildConfig
+    spike: SpikeConfig
