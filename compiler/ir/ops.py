@@ -105,7 +105,7 @@ def declare(
     match = re.fullmatch(r"(\w+)\((.*)\)", signature, re.DOTALL)
     if match is None:
         raise ValueError(f"not a signature: {signature!r}")
-    before, _, after = match[2].partition("*,") if "*," in match[2] else (match[2], "", "")
+    before, *after = re.split(r"(?:^|,\s*)\*,", match[2], maxsplit=1)
     operands = tuple(o.strip() for o in before.split(",") if o.strip())
 
     def register(reference: Reference) -> Reference:
@@ -113,7 +113,7 @@ def declare(
         if match[1] in OPS or not doc:
             raise ValueError(f"op {match[1]} is declared twice or has no docstring")
         OPS[match[1]] = Op(
-            match[1], operands, _attr_specs(after), doc, rule, reference, kind, levels, effect,
+            match[1], operands, _attr_specs("".join(after)), doc, rule, reference, kind, levels, effect,
             results,
         )  # fmt: skip
         return reference
