@@ -1,1 +1,153 @@
-"""To be written."""
+"""Storage formats and CPU kernels: quantise, pack, and multiply by packed weights.
+
+Formats: ``f32 f16 bf16`` and GGUF's ``q8_0 q5_0 q4_k q6_k``. A matrix [N, K] exists as
+
+- *logical rows*: uint8 [N, row_bytes], byte for byte what a GGUF file holds;
+- *packed*: uint8 [packed_bytes], 16 rows interleaved for the kernels (docs/storage-formats.md).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _kernels
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "block_elements",
+    "cpu_tier",
+    "dequantize",
+    "ops_library",
+    "pack",
+    "packed_bytes",
+    "quantize",
+    "row_bytes",
+    "unpack",
+]
+
+Format = Literal["f32", "f16", "bf16", "q8_0", "q5_0", "q4_k", "q6_k"]
+FORMATS: tuple[Format, ...] = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_k", "q6_k")
+
+_ALIGNMENT = 64
+
+
+def cpu_tier() -> str:
+    """Instruction-set tier in use: ``scalar``, ``avx2`` or ``avx512`` (SPIKE_CPU lowers it)."""
+    return _kernels.cpu_tier()
+
+
+def ops_library() -> Path:
+    """Path of the ONNX Runtime custom-op library; FileNotFoundError if it was not built."""
+    path = Path(_kernels.__file__).with_name("libspike_ops.so")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: reinstall spikeinfer")
+    return path
+
+
+def block_elements(fmt: Format) -> int:
+    """Elements that share one block (1, 32 or 256); K must be a multiple of it."""
+    return _kernels.block_elements(fmt)
+
+
+def row_bytes(fmt: Format, k: int) -> int:
+    """Bytes of one logical row of k elements."""
+    _check_k(fmt, k)
+    return _kernels.row_bytes(fmt, k)
+
+
+def packed_bytes(fmt: Format, n: int, k: int) -> int:
+    """Bytes of an [n, k] matrix in packed layout: n rounded up to 16 rows, nothing more."""
+    _check_k(fmt, k)
+    return _kernels.packed_bytes(fmt, n, k)
+
+
+def quantize(x: NDArray[np.float32], fmt: Format, threads: int = 0) -> NDArray[np.uint8]:
+    """x f32 [N, K] -> logical rows uint8 [N, row_bytes]; the same bytes for any `threads`.
+
+    `threads` 0 means one per CPU. The scale searches are llama.cpp's without importance matrix.
+    ValueError names row and column of a value that is NaN, infinite or too large for the format.
+    """
+    x = _float_matrix(x, "x")
+    n, k = x.shape
+    rows = np.empty((n, row_bytes(fmt, k)), np.uint8)
+    bad = _kernels.quantize(x, fmt, rows, threads)
+    if bad is not None:
+        row, column, value = bad
+        limit = _kernels.largest_value(fmt)
+        raise ValueError(
+            f"row {row}, column {column} is {value}: {fmt} holds finite values up to {limit:.4g}"
+        )
+    return rows
+
+
+def dequantize(
+    blocks: NDArray[np.uint8], fmt: Format, k: int, threads: int = 0
+) -> NDArray[np.float32]:
+    """Logical rows uint8 [N, row_bytes] -> f32 [N, k]."""
+    blocks = _logical_rows(blocks, fmt, k)
+    x = np.empty((blocks.shape[0], k), np.float32)
+    _kernels.dequantize(blocks, fmt, x, threads)
+    return x
+
+
+def pack(blocks: NDArray[np.uint8], fmt: Format, n: int, k: int) -> NDArray[np.uint8]:
+    """Logical rows uint8 [n, row_bytes] -> packed uint8 [packed_bytes], 64-byte aligned."""
+    blocks = _logical_rows(blocks, fmt, k)
+    if blocks.shape[0] != n:
+        raise ValueError(f"blocks has {blocks.shape[0]} rows, expected n = {n}")
+    packed = _aligned(packed_bytes(fmt, n, k))
+    _kernels.pack(blocks, fmt, n, k, packed)
+    return packed
+
+
+def unpack(packed: NDArray[np.uint8], fmt: Format, n: int, k: int) -> NDArray[np.uint8]:
+    """Packed uint8 [packed_bytes] -> logical rows uint8 [n, row_bytes]; the inverse of `pack`."""
+    packed = _packed_matrix(packed, fmt, n, k)
+    rows = np.empty((n, row_bytes(fmt, k)), np.uint8)
+    _kernels.unpack(packed, fmt, n, k, rows)
+    return rows
+
+
+def _check_k(fmt: Format, k: int) -> None:
+    if fmt not in FORMATS:
+        raise ValueError(f"unknown storage format {fmt!r}: one of {', '.join(FORMATS)}")
+    block = _kernels.block_elements(fmt)
+    if k <= 0 or k % block:
+        raise ValueError(f"{fmt} needs rows that are a positive multiple of {block}, not {k}")
+
+
+def _float_matrix(x: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+    if x.dtype != np.float32 or x.ndim != 2:
+        raise ValueError(f"{name} must be float32 with two axes, not {x.dtype} {x.shape}")
+    return np.ascontiguousarray(x)
+
+
+def _logical_rows(blocks: NDArray[np.uint8], fmt: Format, k: int) -> NDArray[np.uint8]:
+    size = row_bytes(fmt, k)
+    if blocks.dtype != np.uint8 or blocks.ndim != 2 or blocks.shape[1] != size:
+        raise ValueError(
+            f"blocks must be uint8 [N, {size}] for {fmt} rows of {k}, "
+            f"not {blocks.dtype} {blocks.shape}"
+        )
+    return np.ascontiguousarray(blocks)
+
+
+def _packed_matrix(packed: NDArray[np.uint8], fmt: Format, n: int, k: int) -> NDArray[np.uint8]:
+    size = packed_bytes(fmt, n, k)
+    if packed.dtype != np.uint8 or packed.shape != (size,):
+        raise ValueError(
+            f"packed must be uint8 [{size}] for {fmt} [{n}, {k}], not {packed.dtype} {packed.shape}"
+        )
+    return np.ascontiguousarray(packed)
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    """Uninitialised uint8 [size] on a 64-byte boundary: one cache line per line of a tile."""
+    whole = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -whole.ctypes.data % _ALIGNMENT
+    return whole[start : start + size]

@@ -1,1 +1,49 @@
 #include "core/format.h"
+
+#include "core/blocks.h"
+
+namespace spike {
+namespace {
+
+struct Traits {
+  Format format;
+  std::string_view name;
+  int64_t elements;  // per block
+  size_t bytes;      // per block
+};
+
+// In the order of enum Format.
+constexpr Traits kTraits[] = {
+    {Format::f32, "f32", 1, 4},
+    {Format::f16, "f16", 1, 2},
+    {Format::bf16, "bf16", 1, 2},
+    {Format::q8_0, "q8_0", 32, sizeof(BlockQ8_0)},
+    {Format::q5_0, "q5_0", 32, sizeof(BlockQ5_0)},
+    {Format::q4_k, "q4_k", 256, sizeof(BlockQ4K)},
+    {Format::q6_k, "q6_k", 256, sizeof(BlockQ6K)},
+};
+
+const Traits& traits(Format format) { return kTraits[static_cast<int>(format)]; }
+
+}  // namespace
+
+std::optional<Format> parse_format(std::string_view name) {
+  for (const Traits& t : kTraits)
+    if (t.name == name) return t.format;
+  return std::nullopt;
+}
+
+std::string_view format_name(Format format) { return traits(format).name; }
+
+int64_t block_elements(Format format) { return traits(format).elements; }
+
+size_t row_bytes(Format format, int64_t k) {
+  return static_cast<size_t>(k / traits(format).elements) * traits(format).bytes;
+}
+
+size_t packed_bytes(Format format, int64_t n, int64_t k) {
+  const int64_t tiles = (n + kTileRows - 1) / kTileRows;
+  return static_cast<size_t>(tiles * kTileRows) * row_bytes(format, k);
+}
+
+}  // namespace spike

@@ -10,6 +10,9 @@ namespace spike {
 
 enum class Format { f32, f16, bf16, q8_0, q5_0, q4_k, q6_k };
 
+/// Rows interleaved in one packed tile: one per 32-bit lane of a 64-byte line.
+inline constexpr int64_t kTileRows = 16;
+
 /// "q4_k" -> Format::q4_k; nothing for an unknown name.
 std::optional<Format> parse_format(std::string_view name);
 std::string_view format_name(Format format);
@@ -20,10 +23,11 @@ int64_t block_elements(Format format);
 /// Bytes of one logical row of k elements.
 size_t row_bytes(Format format, int64_t k);
 
-/// Bytes of an [n, k] matrix in packed layout (n padded to the tile height).
+/// Bytes of an [n, k] matrix in packed layout: n padded to a multiple of kTileRows, nothing more.
 size_t packed_bytes(Format format, int64_t n, int64_t k);
 
 /// Logical rows -> packed layout and back. `rows` is [n, row_bytes], `packed` packed_bytes long.
+/// Padding rows are zeros. The layout is specified in docs/storage-formats.md.
 void pack(Format format, const uint8_t* rows, int64_t n, int64_t k, uint8_t* packed);
 void unpack(Format format, const uint8_t* packed, int64_t n, int64_t k, uint8_t* rows);
 

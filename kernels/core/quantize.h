@@ -1,0 +1,34 @@
+// fp32 rows <-> logical rows of a storage format.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "core/format.h"
+#include "core/parallel.h"
+
+namespace spike {
+
+/// A value the format cannot hold: NaN, infinite, or too large for its fp16 scale.
+struct Unrepresentable {
+  int64_t row = 0;
+  int64_t column = 0;
+  float value = 0;
+};
+
+/// Largest magnitude that `quantize` accepts.
+float largest_value(Format format);
+
+/// x[n, k] -> rows[n, row_bytes]; k is a multiple of the block. The k-quants search scale and min
+/// as llama.cpp does without an importance matrix, so their bytes are those of its reference
+/// quantiser. The same bytes for any number of threads and any CPU.
+/// Returns the first value that cannot be stored, and then leaves `rows` unspecified.
+std::optional<Unrepresentable> quantize(const Parallel& parallel, Format format, const float* x,
+                                        int64_t n, int64_t k, uint8_t* rows);
+
+/// rows[n, row_bytes] -> x[n, k], each value rounded to fp32 once per arithmetic step as GGUF's
+/// reference does.
+void dequantize(const Parallel& parallel, Format format, const uint8_t* rows, int64_t n, int64_t k,
+                float* x);
+
+}  // namespace spike

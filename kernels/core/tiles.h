@@ -1,0 +1,92 @@
+// Packed tiles: 16 matrix rows of one block each, interleaved so that a 64-byte line holds four
+// consecutive k of every row (lane r = row r). A tile has exactly the bytes of its 16 blocks.
+//
+// A row group (16 rows) is its tiles in order of k; a matrix is its row groups in order.
+// The f32, f16 and bf16 tile is one k: 16 values.
+#pragma once
+
+#include <cstdint>
+
+#include "core/format.h"
+
+namespace spike {
+
+/// 16 rows x 32 k.
+struct TileQ8_0 {
+  uint16_t d[16];
+  uint8_t lines[8][64];  ///< line l, byte 4r + j: code of k = 4l + j, plus 128
+};
+
+/// 16 rows x 32 k.
+struct TileQ5_0 {
+  uint16_t d[16];
+  uint64_t high[8];        ///< word l, bit 4r + j: the fifth bit of k = 4l + j
+  uint8_t nibbles[4][64];  ///< line l, byte 4r + j: k = 4l + j low, k = 16 + 4l + j high
+};
+
+/// 16 rows x 256 k, sub-blocks s of 32 k.
+struct TileQ4K {
+  uint16_t d[16];
+  uint16_t dmin[16];
+  uint8_t scale_low[4][16];  ///< [p][r]: low four bits of the scale of sub-blocks 2p, 2p + 1
+  uint8_t min_low[4][16];    ///< likewise of the mins
+  uint8_t high[4][16];       ///< two high bits each: scale 2p, scale 2p + 1, min 2p, min 2p + 1
+  uint8_t nibbles[4][8][64]; ///< [p][l], byte 4r + j: k = 64p + 4l + j low, 32 further high
+};
+
+/// 16 rows x 256 k, sub-blocks s of 16 k. Group g covers sub-blocks 4g .. 4g + 3.
+/// Sub-blocks 4g and 4g + 2 are split as low four and high two bits, 4g + 1 and 4g + 3 as high four
+/// and low two, so that (nibble | pair) is the code itself or four times the code, without shifts.
+struct TileQ6K {
+  uint16_t d[16];
+  int8_t scales[16][16];         ///< [s][r]
+  uint8_t nibbles[4][2][4][64];  ///< [g][h][l], byte 4r + j, k = 64g + 32h + 4l + j: low nibble the
+                                 ///< low four bits of k, high nibble the high four of k + 16
+  uint8_t pairs[4][4][64];       ///< [g][l], byte 4r + j, i = 64g + 4l + j: bits 4-5 the high two
+                                 ///< of k = i, bits 2-3 the low two of k = i + 16, bits 6-7 the
+                                 ///< high two of k = i + 32, bits 0-1 the low two of k = i + 48
+};
+
+static_assert(sizeof(TileQ8_0) == 16 * 34);
+static_assert(sizeof(TileQ5_0) == 16 * 22);
+static_assert(sizeof(TileQ4K) == 16 * 144);
+static_assert(sizeof(TileQ6K) == 16 * 210);
+
+/// Scale and min of sub-block s, row r.
+inline uint8_t tile_scale(const TileQ4K& t, int s, int r) {
+  const int p = s / 2, odd = s % 2;
+  return static_cast<uint8_t>(((t.scale_low[p][r] >> (4 * odd)) & 15) |
+                              (((t.high[p][r] >> (2 * odd)) & 3) << 4));
+}
+inline uint8_t tile_min(const TileQ4K& t, int s, int r) {
+  const int p = s / 2, odd = s % 2;
+  return static_cast<uint8_t>(((t.min_low[p][r] >> (4 * odd)) & 15) |
+                              (((t.high[p][r] >> (4 + 2 * odd)) & 3) << 4));
+}
+
+/// Code of k, row r.
+inline uint8_t tile_code(const TileQ5_0& t, int k, int r) {
+  const uint8_t low = (t.nibbles[k % 16 / 4][4 * r + k % 4] >> (4 * (k / 16))) & 15;
+  const uint8_t high = (t.high[k / 4] >> (4 * r + k % 4)) & 1;
+  return static_cast<uint8_t>(low | (high << 4));
+}
+inline uint8_t tile_code(const TileQ4K& t, int k, int r) {
+  return (t.nibbles[k / 64][k % 32 / 4][4 * r + k % 4] >> (4 * (k / 32 % 2))) & 15;
+}
+
+/// Where the pair of bits of sub-block 4g + q starts in TileQ6K::pairs.
+inline constexpr int kPairShift[4] = {4, 2, 6, 0};
+
+inline uint8_t tile_code(const TileQ6K& t, int k, int r) {
+  const int g = k / 64, q = k / 16 % 4, l = k % 16 / 4, byte = 4 * r + k % 4;
+  const uint8_t nibble = (t.nibbles[g][q / 2][l][byte] >> (4 * (q % 2))) & 15;
+  const uint8_t pair = (t.pairs[g][l][byte] >> kPairShift[q]) & 3;
+  return static_cast<uint8_t>(q % 2 == 0 ? nibble | (pair << 4) : (nibble << 2) | pair);
+}
+
+/// First byte of the tiles of row group `group` (rows 16 group .. 16 group + 15).
+inline const uint8_t* row_group(Format format, const uint8_t* packed, int64_t k, int64_t group) {
+  return packed + static_cast<size_t>(group) * kTileRows * row_bytes(format, k);
+}
+
+}  // namespace spike
