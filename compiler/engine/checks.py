@@ -85,8 +85,9 @@ def read_engine(path: Path, fd: int) -> tuple[EngineConfig, Manifest]:
     if names.MANIFEST not in found:
         raise _not_an_engine(path, found)
     text = _read_json(path, fd, names.MANIFEST)
-    _check_version(path, text)
-    manifest = _decoded(path, names.MANIFEST, lambda: read_manifest(text))
+    data = _decoded(path, names.MANIFEST, lambda: parse(text))
+    _check_version(path, data)
+    manifest = _decoded(path, names.MANIFEST, lambda: read_manifest(data, text))
     _check_files(path, fd, manifest.files, found)
     missing = missing_cpu_features(manifest.provenance.required_cpu_features)
     if missing:
@@ -112,9 +113,8 @@ def _not_an_engine(path: Path, found: set[str]) -> SpikeError:
     return SpikeError("SPK501", "engine", f"{path} is not an engine: {what}.", remedy)
 
 
-def _check_version(path: Path, text: bytes) -> None:
+def _check_version(path: Path, data: object) -> None:
     """The format version first: a later version may change everything else."""
-    data = _decoded(path, names.MANIFEST, lambda: parse(text))
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise SpikeError(
             "SPK501",
@@ -212,7 +212,7 @@ def _read_config(path: Path, fd: int, manifest: Manifest) -> EngineConfig:
         raise SpikeError(
             "SPK508", "engine", f"{path / names.CONFIG} was damaged or edited.", REBUILD
         )
-    config = _decoded(path, names.CONFIG, lambda: decode(EngineConfig, text))
+    config = _decoded(path, names.CONFIG, lambda: decode(EngineConfig, parse(text)))
     _decoded(path, names.CONFIG, lambda: _check_weights(config, manifest))
     return config
 
