@@ -1,1 +1,22 @@
-"""To be written."""
+"""Loads an engine directory and generates from it: numpy, onnxruntime, tokenizers, jinja2, kernels.
+
+engine.py       SpikeEngine                       stream.py         text pieces of one request
+prompts.py      what callers give -> a request    sequence.py       one request and its Completion
+loop.py         who takes part in the next step   batch.py          a step's arrays
+blocks.py       KV blocks: who owns which         kv_pool.py        size and memory of the pool
+session.py      the executor's interface          ort.py            ONNX Runtime: its options
+streaming_session.py, functional_session.py       the two engine interfaces
+sampling.py     options and sampler               logits.py         penalties and filters
+text_codec.py   tokenizer.json                    chat.py           chat templates
+detokenizer.py  tokens to text as they come       stop.py           stop strings
+loading.py      engine directory -> its parts     build_cache.py    checkpoint -> cached engine
+threads.py      how many cores                    fair_lock.py      first come, first served
+"""
+
+from __future__ import annotations
+
+from .engine import SpikeEngine
+from .sampling import SamplingParams
+from .sequence import Completion, Timings
+
+__all__ = ["Completion", "SamplingParams", "SpikeEngine", "Timings"]

@@ -1,0 +1,88 @@
+"""A session over the functional ABI (batch, past -> present), behind the same ragged interface.
+
+For engines built without `--enable-streaming`. The cache lives here, in float32 pools with the same
+slots; every step gathers each sequence's past, runs it alone, and puts the new rows back. That is
+the copying the streaming ABI exists to avoid: this one is for comparison and for other runtimes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..compiler.engine.config import EngineConfig
+from .kv_pool import pool_memory
+from .ort import open_session, require_names
+from .session import SessionLimits, StepInputs, step_failed
+
+
+class FunctionalSession:
+    """Runs rank0.engine of a functional engine. Arguments and errors: `StreamingSession`."""
+
+    def __init__(
+        self,
+        model: Path,
+        config: EngineConfig,
+        limits: SessionLimits,
+        ops_library: Path | None,
+        threads: int,
+    ) -> None:
+        self._limits = limits
+        self._states = config.spike.states
+        self._session = open_session(model, ops_library, threads)
+        names_in = {state.input for state in self._states}
+        self._outputs = ["logits", *(state.output for state in self._states)]
+        require_names(self._session, {"tokens", "positions", *names_in}, set(self._outputs), model)
+        slots = limits.num_blocks * limits.block_size
+        self._pools = [
+            _float_pool((slots, state.kv_heads, state.head_dim)) for state in self._states
+        ]
+
+    @property
+    def limits(self) -> SessionLimits:
+        """What this session can hold."""
+        return self._limits
+
+    def step(self, inputs: StepInputs) -> NDArray[np.float32]:
+        """See `Session.step`."""
+        rows = [self._run_one(inputs, b) for b in range(inputs.kv_lens.size)]
+        return np.concatenate(rows)[inputs.logit_rows]
+
+    def close(self) -> None:
+        """Let go of the model and the pools."""
+        self._session = None
+        self._pools.clear()
+
+    def _run_one(self, inputs: StepInputs, b: int) -> NDArray[np.float32]:
+        """Logits of sequence b's new tokens, float32 ``[S, V]``; its K and V go to the pools."""
+        first, last = int(inputs.seq_starts[b]), int(inputs.seq_starts[b + 1])
+        past = self._past_slots(inputs, b, int(inputs.kv_lens[b]) - (last - first))
+        feed: dict[str, NDArray[Any]] = {
+            "tokens": inputs.tokens[None, first:last],
+            "positions": inputs.positions[None, first:last],
+        }
+        for state, pool in zip(self._states, self._pools, strict=True):
+            feed[state.input] = np.ascontiguousarray(pool[past].transpose(1, 0, 2))[None]
+        try:
+            logits, *presents = self._session.run(self._outputs, feed)
+        except Exception as error:  # onnxruntime's exceptions share no base class of their own
+            raise step_failed(error) from error
+        for pool, present in zip(self._pools, presents, strict=True):
+            pool[inputs.slots[first:last]] = present[0, :, past.size :].transpose(1, 0, 2)
+        result: NDArray[np.float32] = logits[0]
+        return result
+
+    def _past_slots(self, inputs: StepInputs, b: int, length: int) -> NDArray[np.int32]:
+        """Slots of the tokens sequence b has in the cache, int32 ``[length]``."""
+        index = np.arange(length, dtype=np.int32)
+        size = np.int32(self._limits.block_size)
+        slots: NDArray[np.int32] = inputs.block_tables[b, index // size] * size + index % size
+        return slots
+
+
+def _float_pool(shape: tuple[int, ...]) -> NDArray[np.float32]:
+    size = int(np.prod(shape, dtype=np.int64))
+    return pool_memory(4 * size).view(np.float32).reshape(shape)

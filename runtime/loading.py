@@ -1,0 +1,170 @@
+"""What an engine directory becomes in memory, and whether it is what the caller asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..compiler.engine.config import EngineConfig
+from ..compiler.engine.directory import EngineDirectory
+from ..errors import SpikeError
+from .chat import ChatTemplate
+from .functional_session import FunctionalSession
+from .kv_pool import session_limits
+from .session import Session
+from .streaming_session import StreamingSession
+from .text_codec import TextCodec, read_json
+from .threads import default_threads
+
+GENERATION_CONFIG = "generation_config.json"
+SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+# Names in use for the same storage format; the right-hand side is what an engine's config says.
+FORMAT_NAMES = {
+    "fp32": "f32",
+    "float32": "f32",
+    "fp16": "f16",
+    "float16": "f16",
+    "half": "f16",
+    "bfloat16": "bf16",
+    "int4": "q4_k_m",
+    "int8": "q8_0",
+}
+KV_FORMAT_NAMES = {name: fmt for name, fmt in FORMAT_NAMES.items() if not name.startswith("int")}
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """The parts that generation needs.
+
+    Attributes:
+        session: executes steps.
+        codec: tokenizer; None = token ids only.
+        template: chat template, if any.
+        eos_ids: union of what config, generation_config and tokenizer call end of sequence.
+        generation_defaults: sampling values the checkpoint recommends.
+    """
+
+    session: Session
+    codec: TextCodec | None = None
+    template: ChatTemplate | None = None
+    eos_ids: frozenset[int] = frozenset()
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How to load an engine; see `SpikeEngine`."""
+
+    quant_config: Mapping[str, str] | None = None
+    max_seq_len: int | None = None
+    threads: int | None = None
+    kv_cache_memory: int | None = None
+    verify: bool = False
+
+
+def load_engine(path: Path, options: LoadOptions) -> LoadedEngine:
+    """Open an engine directory.
+
+    Raises:
+        SpikeError: SPK5xx, the directory is no sound engine; SPK602, it was built with other
+            formats than asked for; SPK614, its model can't be loaded; SPK615, too little KV memory.
+    """
+    directory = EngineDirectory.open(path, verify=options.verify)
+    require_formats(directory, options.quant_config)
+    codec = TextCodec.open(directory.path)
+    template = ChatTemplate.open(directory.path, codec.special_tokens) if codec else None
+    generation = read_json(directory.path / GENERATION_CONFIG)
+    return LoadedEngine(
+        session=_open_session(directory, options),
+        codec=codec,
+        template=template,
+        eos_ids=_eos_ids(directory.config, generation, codec),
+        generation_defaults=_sampling_defaults(generation),
+    )
+
+
+def canonical_formats(quant_config: Mapping[str, str] | None) -> dict[str, str]:
+    """`quant_config` with the storage formats' own names (``fp16`` -> ``f16``).
+
+    Raises:
+        SpikeError: SPK603, a key other than ``linear`` and ``kv_cache``.
+    """
+    names = {"linear": FORMAT_NAMES, "kv_cache": KV_FORMAT_NAMES}
+    given = dict(quant_config or {})
+    for key in given:
+        if key not in names:
+            raise SpikeError(
+                "SPK603",
+                "quant_config",
+                f"{key!r} is no part of a model that can have a format.",
+                "The parts are 'linear' (weights) and 'kv_cache'.",
+            )
+    return {key: names[key].get(str(fmt).lower(), str(fmt).lower()) for key, fmt in given.items()}
+
+
+def require_formats(directory: EngineDirectory, quant_config: Mapping[str, str] | None) -> None:
+    """Check that an engine has the formats asked for: it can't change them any more.
+
+    Raises:
+        SpikeError: SPK602, SPK603.
+    """
+    built = directory.config.pretrained_config.quantization
+    has = {"linear": built.quant_algo, "kv_cache": built.kv_cache_quant_algo}
+    for part, wanted in canonical_formats(quant_config).items():
+        if FORMAT_NAMES.get(has[part], has[part]) != wanted and has[part] != wanted:
+            raise SpikeError(
+                "SPK602",
+                "quant_config",
+                f"{part} {quant_config[part] if quant_config else wanted!r} was asked for, but "
+                f"{directory.path} was built with {part} {has[part]!r}.",
+                "Leave it out of quant_config, or build an engine with it from the checkpoint.",
+            )
+
+
+def _open_session(directory: EngineDirectory, options: LoadOptions) -> Session:
+    from ..kernels import ops_library
+
+    config = directory.config
+    max_seq_len = effective_seq_len(config.build_config.max_seq_len, options.max_seq_len)
+    limits = session_limits(config, max_seq_len, options.kv_cache_memory)
+    kind = StreamingSession if config.spike.abi == "streaming" else FunctionalSession
+    threads = options.threads or default_threads()
+    return kind(directory.model_path, config, limits, ops_library(), threads)
+
+
+def effective_seq_len(capacity: int, wanted: int | None) -> int:
+    """`wanted`, but at most the engine's capacity: a caller's upper bound, not a demand.
+
+    So one call serves engines of any capacity; a warning says when it was too much.
+    """
+    if wanted is None or wanted <= capacity:
+        return wanted or capacity
+    warnings.warn(
+        f"max_seq_len={wanted} is more than the {capacity} tokens this engine was built for; "
+        f"{capacity} are used",
+        stacklevel=2,
+    )
+    return capacity
+
+
+def _eos_ids(
+    config: EngineConfig, generation: Mapping[str, Any], codec: TextCodec | None
+) -> frozenset[int]:
+    named = generation.get("eos_token_id")
+    from_generation = named if isinstance(named, list) else [named]
+    ids = {*config.spike.eos_token_ids, *(i for i in from_generation if isinstance(i, int))}
+    return frozenset(ids) | (codec.eos_ids if codec else frozenset())
+
+
+def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling values of generation_config.json; none unless it says that it samples."""
+    if not generation.get("do_sample"):
+        return {}
+    found = {name: generation.get(name) for name in SAMPLING_NAMES}
+    # transformers' own defaults for what a sampling checkpoint leaves out.
+    defaults = {"temperature": 1.0, "top_k": 50}
+    return {**defaults, **{name: value for name, value in found.items() if value is not None}}

@@ -1,0 +1,159 @@
+"""From what a caller gives (text, ids, messages, options) to a checked request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, cast
+
+import numpy as np
+
+from ..errors import ExitCode, SpikeError
+from .chat import Message
+from .loading import LoadedEngine
+from .sampling import SamplingParams
+from .sequence import Request
+from .text_codec import TextCodec
+
+Prompt = str | Sequence[int] | Sequence[Message]
+
+# More than a detokenizer looks back, special tokens among them or not.
+CONTEXT_IDS = 32
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keyword arguments of a request; `SamplingParams` says what they mean."""
+
+    max_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+
+
+class RequestOptions(SamplingOptions, total=False):
+    """Sampling options, and how to read the prompt.
+
+    Attributes:
+        chat: put the prompt (a user's text or a list of messages) through the chat template.
+        template_variables: for the template: ``tools``, ``enable_thinking`` ...
+    """
+
+    chat: bool
+    template_variables: Mapping[str, Any]
+
+
+def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) -> Request:
+    """Check everything that can be checked before a step is run.
+
+    Raises:
+        SpikeError: SPK605, 606, 607, 608, 611, 612 as in `SpikeEngine.stream`.
+    """
+    rest = dict(options)
+    chat = bool(rest.pop("chat", False))
+    variables = cast("Mapping[str, Any]", rest.pop("template_variables", {}))
+    params = SamplingParams(**cast(SamplingOptions, rest))
+    limits, codec = engine.session.limits, engine.codec
+    ids = checked_ids(prompt_ids(engine, prompt, chat, variables), limits.vocab_size)
+    if len(ids) >= limits.max_seq_len:
+        raise too_long(len(ids), limits.max_seq_len, "to be continued by at least one token")
+    if params.stop_strings:
+        require_codec(engine, "stop strings")
+    # A chat answer is a text of its own; anything else continues the prompt's text.
+    context = () if chat else ids[-CONTEXT_IDS:]
+    detokenizer = codec.detokenizer(context) if codec else None
+    return Request(ids, params, limits.max_seq_len, engine.eos_ids, detokenizer)
+
+
+def prompt_ids(
+    engine: LoadedEngine, prompt: Prompt, chat: bool, variables: Mapping[str, Any]
+) -> Sequence[int]:
+    """Token ids of a prompt: with the tokenizer's BOS for a text, as they are for ids and chats."""
+    if chat:
+        codec = require_codec(engine, "chat=True")
+        return codec.encode(_chat_text(engine, prompt, variables), add_special_tokens=False)
+    if isinstance(prompt, str):
+        return require_codec(engine, "a text prompt").encode(prompt)
+    return cast("Sequence[int]", prompt)
+
+
+def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+    """`ids` as plain ints.
+
+    Raises:
+        SpikeError: SPK605, there are none; SPK607, one is no id of this model.
+    """
+    values = np.asarray(ids)
+    if values.size == 0:
+        raise SpikeError(
+            "SPK605", "prompt", "the prompt has no tokens.", "Give at least one token."
+        )
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise SpikeError(
+            "SPK607",
+            "prompt",
+            f"expected text or a list of token ids, found {type(ids[0]).__name__} entries.",
+            "Pass messages with chat=True.",
+        )
+    outside = values[(values < 0) | (values >= vocab_size)]
+    if outside.size:
+        raise SpikeError(
+            "SPK607",
+            "prompt",
+            f"token id {outside[0]} is outside this model's vocabulary of {vocab_size}.",
+            "Encode the prompt with the tokenizer of the same checkpoint.",
+        )
+    return cast("list[int]", values.tolist())
+
+
+def require_codec(engine: LoadedEngine, what: str) -> TextCodec:
+    """The engine's tokenizer; SpikeError SPK611 when it was built without."""
+    if engine.codec is None:
+        raise SpikeError(
+            "SPK611",
+            "tokenizer",
+            f"{what} needs a tokenizer, and this engine was built without tokenizer files.",
+            "Pass token ids and read `complete(...).token_ids`, or build it from a checkpoint "
+            "with a tokenizer.json.",
+        )
+    return engine.codec
+
+
+def too_long(tokens: int, capacity: int, purpose: str) -> SpikeError:
+    """The error for a prompt that does not fit: SPK606."""
+    return SpikeError(
+        "SPK606",
+        "prompt",
+        f"the prompt has {tokens} tokens, too many {purpose}: the capacity is {capacity} tokens, "
+        "prompt and output together.",
+        "Shorten the prompt or build the engine with a larger --max-seq-len.",
+    )
+
+
+def closed() -> SpikeError:
+    """The error for using an engine after `close`: SPK617."""
+    return SpikeError(
+        "SPK617",
+        "engine",
+        "this engine was closed.",
+        "Open it again with SpikeEngine(path).",
+        ExitCode.USAGE,
+    )
+
+
+def _chat_text(engine: LoadedEngine, prompt: Prompt, variables: Mapping[str, Any]) -> str:
+    if engine.template is None:
+        raise SpikeError(
+            "SPK611",
+            "chat template",
+            "this model has no chat template (a base model, usually).",
+            "Send a plain prompt without chat=True.",
+        )
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return engine.template.render(cast("Sequence[Message]", messages), **variables)

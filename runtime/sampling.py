@@ -1,0 +1,188 @@
+"""What a request asks of sampling, and the sampler that carries it out.
+
+Defaults: greedy, no penalties. Nothing is taken from the checkpoint's generation_config.json behind
+the caller's back; `SpikeEngine.generation_defaults` offers its values for passing on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SpikeError
+from .logits import candidates, penalise_generated, penalise_repetition
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends.
+
+    Attributes:
+        max_tokens: at most this many generated tokens; None = until the engine's capacity.
+        temperature: 0 = greedy (the filters below then change nothing).
+        top_k: keep the k most likely tokens; 0 = off.
+        top_p: keep the most likely tokens up to this mass, in (0, 1]; 1 = off.
+        min_p: keep tokens of at least this fraction of the best one's probability; 0 = off.
+        repetition_penalty: > 0; above 1 discourages ids of the prompt and the output.
+        presence_penalty: subtracted from the logit of every id already generated.
+        frequency_penalty: the same for each time it was generated.
+        seed: same seed, same prompt, same engine: same text, whatever else is in the batch.
+        stop: strings that end the text; they are not part of it.
+        stop_token_ids: ids that end it, besides the model's end-of-sequence ids.
+        ignore_eos: do not stop at the model's end-of-sequence ids (benchmarks).
+
+    Raises:
+        SpikeError: SPK608, a value outside its range.
+    """
+
+    max_tokens: int | None = 512
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self, "at least 1")
+        _require(_finite(self.temperature) and self.temperature >= 0, "temperature", self, ">= 0")
+        _require(self.top_k >= 0, "top_k", self, "0 (off) or more")
+        _require(0 < self.top_p <= 1, "top_p", self, "above 0 and at most 1")
+        _require(0 <= self.min_p <= 1, "min_p", self, "between 0 and 1")
+        penalty = self.repetition_penalty
+        _require(_finite(penalty) and penalty > 0, "repetition_penalty", self, "above 0")
+        _require(_finite(self.presence_penalty), "presence_penalty", self, "a finite number")
+        _require(_finite(self.frequency_penalty), "frequency_penalty", self, "a finite number")
+        _require(self.seed is None or self.seed >= 0, "seed", self, "0 or more")
+        _require("" not in self.stop_strings, "stop", self, "strings that are not empty")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple, whatever form they were given in."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether any penalty changes the logits."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+class Sampler:
+    """Chooses the tokens of one request: its own generator, its own counts.
+
+    Args:
+        params: the request's choices.
+        prompt: the prompt's ids (the repetition penalty counts them).
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
+        self._params = params
+        self._rng = np.random.Generator(np.random.PCG64(params.seed))
+        self._counts: dict[int, int] = {}
+        self._seen: dict[int, None] = {}
+        if params.repetition_penalty != 1.0:
+            self._seen = dict.fromkeys(prompt)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the choice is the row's arg max, so that a batch can take it in one call."""
+        return self._params.temperature == 0 and not self._params.penalises
+
+    def choose(self, row: NDArray[np.float32]) -> int:
+        """Draw the next token from its logits, float32 ``[V]`` (not changed).
+
+        Raises:
+            SpikeError: SPK609, the row has a NaN or nothing above -inf.
+        """
+        if self._params.penalises:
+            row = self._penalised(row)
+        best = int(row.argmax())  # numpy's arg max stops at the first NaN
+        check_best(float(row[best]))
+        if self._params.temperature > 0:
+            best = self._draw(row)
+        self._remember(best)
+        return best
+
+    def _draw(self, row: NDArray[np.float32]) -> int:
+        """Inverse transform sampling over the candidates, best first."""
+        params = self._params
+        left = candidates(row, params.temperature, params.top_k, params.top_p, params.min_p)
+        index = np.searchsorted(np.cumsum(left.probs), self._rng.random(), side="right")
+        return int(left.ids[min(int(index), left.ids.size - 1)])
+
+    def _penalised(self, row: NDArray[np.float32]) -> NDArray[np.float32]:
+        params, row = self._params, row.copy()
+        seen = np.fromiter(self._seen, np.int64, len(self._seen))
+        penalise_repetition(row, seen, params.repetition_penalty)
+        ids = np.fromiter(self._counts, np.int64, len(self._counts))
+        counts = np.fromiter(self._counts.values(), np.int64, len(self._counts))
+        penalise_generated(row, ids, counts, params.presence_penalty, params.frequency_penalty)
+        return row
+
+    def _remember(self, token: int) -> None:
+        if self._params.penalises:
+            self._counts[token] = self._counts.get(token, 0) + 1
+            if self._params.repetition_penalty != 1.0:
+                self._seen[token] = None
+
+
+def choose_rows(logits: NDArray[np.float32], samplers: Sequence[Sampler]) -> list[int | SpikeError]:
+    """Choose a token for every row; an unusable row gives its error and never harms the others.
+
+    Args:
+        logits: float32 ``[R, V]``.
+        samplers: one for each row.
+    """
+    best = logits.argmax(axis=1) if samplers else ()
+    chosen: list[int | SpikeError] = []
+    for row, sampler, index in zip(logits, samplers, best, strict=True):
+        try:
+            if sampler.is_plain_greedy:
+                check_best(float(row[index]))
+                chosen.append(int(index))
+            else:
+                chosen.append(sampler.choose(row))
+        except SpikeError as error:
+            chosen.append(error)
+    return chosen
+
+
+def check_best(logit: float) -> None:
+    """Refuse a row whose best logit is NaN (numpy's arg max finds one if there is one) or infinite.
+
+    Raises:
+        SpikeError: SPK609.
+    """
+    if not math.isfinite(logit):
+        raise SpikeError(
+            "SPK609",
+            "sampling",
+            f"the model's best logit is {logit}: there is no distribution to choose from.",
+            "The engine overflowed on this prompt; check it with `spike golden check`, "
+            "or build it with a wider dtype.",
+        )
+
+
+def _finite(value: float) -> bool:
+    return math.isfinite(value)
+
+
+def _require(holds: bool, name: str, params: SamplingParams, wanted: str) -> None:
+    if not holds:
+        raise SpikeError(
+            "SPK608",
+            "sampling",
+            f"{name}={getattr(params, name)!r} is out of range.",
+            f"Give {wanted}.",
+        )

@@ -1,0 +1,167 @@
+"""One request on its way: its tokens, its text, its place in the cache, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..errors import SpikeError
+from .blocks import BlockTable
+from .detokenizer import StreamingDetokenizer
+from .sampling import Sampler, SamplingParams
+from .stop import StopMatcher
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where a request's time went, in seconds.
+
+    Attributes:
+        queue: from submission to the first step it took part in.
+        prefill: from there to its first token.
+        decode: from its first token to its last.
+    """
+
+    queue: float
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a request gave.
+
+    Attributes:
+        text: the generated text, without stop string or special tokens; empty without a tokenizer.
+        token_ids: every generated id, the one that ended it included.
+        finish_reason: ``stop`` (end of sequence, stop token or stop string), ``length``
+            (`max_tokens` or the engine's capacity), ``cancelled``, ``error``.
+        prompt_tokens: length of the prompt.
+        timings: where the time went.
+        error: why, when the reason is ``error``.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    timings: Timings
+    error: SpikeError | None = None
+
+
+@dataclass
+class Clock:
+    """Moments of a request, `time.perf_counter` seconds; 0 = not yet."""
+
+    submitted: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+    def timings(self) -> Timings:
+        """The spans between the moments; a span that never began is 0."""
+        end = self.finished or time.perf_counter()
+        started, first = self.started or end, self.first_token or end
+        return Timings(started - self.submitted, first - started, end - first)
+
+
+class Request:
+    """A sequence being generated.
+
+    Args:
+        prompt: token ids, at least one.
+        params: how to choose tokens and when to end.
+        limit: most tokens of prompt and output together.
+        eos_ids: ids that end the text unless `params.ignore_eos`.
+        detokenizer: None when the engine has no tokenizer: then there is no text.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        limit: int,
+        eos_ids: Collection[int],
+        detokenizer: StreamingDetokenizer | None,
+    ) -> None:
+        self.tokens = list(prompt)
+        self.prompt_tokens = len(self.tokens)
+        wanted = limit if params.max_tokens is None else self.prompt_tokens + params.max_tokens
+        self.limit = min(limit, wanted)
+        self.computed = 0  # tokens whose K and V are in the cache
+        self.table: BlockTable | None = None  # given on admission
+        self.sampler = Sampler(params, self.tokens)
+        self.clock = Clock()
+        self.finish_reason: FinishReason | None = None
+        self.abandoned = False  # nobody reads it any more; set without the lock
+        self.error: SpikeError | None = None
+        self.pieces: deque[str] = deque()  # text not fetched yet
+        self._text: list[str] = []
+        self._stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_ids)
+        )
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(params.stop_strings)
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are known but not in the cache: the rest of the prompt, or one."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def cache_tokens(self) -> int:
+        """Most tokens it can have in the cache: the last one generated never gets there."""
+        return self.limit - 1
+
+    @property
+    def finished(self) -> bool:
+        """Whether no more tokens will come."""
+        return self.finish_reason is not None
+
+    def accept(self, token: int) -> None:
+        """Take a generated token; may finish the request."""
+        self.clock.first_token = self.clock.first_token or time.perf_counter()
+        self.tokens.append(token)
+        if token in self._stop_ids:
+            self.finish("stop")
+            return
+        if self._detokenizer is not None:
+            self._show(self._matcher.push(self._detokenizer.push(token)))
+        if self._matcher.stopped:
+            self.finish("stop")
+        elif len(self.tokens) >= self.limit:
+            self.finish("length")
+
+    def finish(self, reason: FinishReason, error: SpikeError | None = None) -> None:
+        """End it, show the text still held back, free its blocks; ending twice changes nothing."""
+        if self.finished:
+            return
+        if self._detokenizer is not None and not self._matcher.stopped:
+            self._show(self._matcher.push(self._detokenizer.finish()))
+            self._show(self._matcher.finish())
+            reason = "stop" if self._matcher.stopped and reason == "length" else reason
+        if self.table is not None:
+            self.table.release()
+        self.finish_reason, self.error = reason, error
+        self.clock.finished = time.perf_counter()
+
+    def completion(self) -> Completion:
+        """What has come so far; final once `finished`."""
+        return Completion(
+            text="".join(self._text),
+            token_ids=self.tokens[self.prompt_tokens :],
+            finish_reason=self.finish_reason or "cancelled",
+            prompt_tokens=self.prompt_tokens,
+            timings=self.clock.timings(),
+            error=self.error,
+        )
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+            self.pieces.append(text)

@@ -1,0 +1,93 @@
+"""The seam between the runtime and whatever executes the model: one step of many sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ExitCode, SpikeError
+
+IntRow = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """What a session can hold.
+
+    Attributes:
+        vocab_size: width of the logits; token ids are below it.
+        max_num_tokens: most tokens of one step, all sequences together.
+        max_batch_size: most sequences of one step.
+        max_seq_len: most tokens of one sequence, prompt and output together.
+        num_blocks: KV blocks in the pool.
+        block_size: tokens in a block.
+    """
+
+    vocab_size: int
+    max_num_tokens: int
+    max_batch_size: int
+    max_seq_len: int
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One ragged step: B sequences with T new tokens in all; every array is int32 and C-contiguous.
+
+    Attributes:
+        tokens: ids of the new tokens, sequence after sequence, ``[T]``, T >= 1.
+        positions: index of each token in its sequence, ``[T]``.
+        slots: where each token's K and V go: ``block * block_size + offset``, ``[T]``.
+        seq_starts: sequence b's tokens are ``seq_starts[b] <= t < seq_starts[b+1]``, ``[B+1]``.
+        kv_lens: tokens of each sequence, cached and new together, ``[B]``.
+        block_tables: each sequence's blocks in order, padded with 0, ``[B, M]``.
+        logit_rows: tokens whose logits are wanted, ``[R]``; may be empty.
+    """
+
+    tokens: IntRow
+    positions: IntRow
+    slots: IntRow
+    seq_starts: IntRow
+    kv_lens: IntRow
+    block_tables: NDArray[np.int32]
+    logit_rows: IntRow
+
+
+class Session(Protocol):
+    """Runs steps over KV pools that it owns."""
+
+    @property
+    def limits(self) -> SessionLimits:
+        """What this session can hold."""
+        ...
+
+    def step(self, inputs: StepInputs) -> NDArray[np.float32]:
+        """Run one step: write the new tokens' K and V, return the logits of `logit_rows`.
+
+        Returns:
+            float32 ``[R, V]``, valid until the next step (the session may use the memory again).
+
+        Raises:
+            SpikeError: SPK616, the executor failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the model and the pools."""
+        ...
+
+
+def step_failed(cause: Exception) -> SpikeError:
+    """The error of a session whose executor raised `cause`: SPK616."""
+    return SpikeError(
+        "SPK616",
+        "engine",
+        f"a step failed: {cause}",
+        "The requests of that step have ended; if it happens again, run `spike verify` on the "
+        "engine and report it.",
+        ExitCode.INTERNAL,
+    )

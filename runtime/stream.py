@@ -1,0 +1,100 @@
+"""A request's text as it comes: an iterator that runs the batch loop when it has nothing to give.
+
+There is no thread behind it. Whoever waits for a piece runs a step for everybody, so streams read
+side by side (in one thread or several) share their steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from .fair_lock import FairLock
+from .loop import BatchLoop
+from .sequence import Completion, Request
+
+
+class TokenStream(Iterator[str]):
+    """Text pieces of one request. Made by `SpikeEngine.stream`; begins when first read.
+
+    Closing it (or dropping it, or leaving its `with` block) ends the request.
+    """
+
+    def __init__(self, loop: BatchLoop, lock: FairLock, request: Request) -> None:
+        self._loop = loop
+        self._lock = lock
+        self._request = request
+        self._submitted = False
+
+    @property
+    def completion(self) -> Completion:
+        """What has come so far; complete when the iteration has ended."""
+        return self._request.completion()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        """The next text, at least one character.
+
+        Raises:
+            SpikeError: SPK609, SPK616, the request failed.
+        """
+        request = self._request
+        while not request.pieces and not request.finished:
+            with self._lock:
+                self.submit_locked()
+                # Another reader's step may have served this one meanwhile.
+                if not request.pieces and not request.finished:
+                    self._loop.step()
+        if request.pieces:
+            return request.pieces.popleft()
+        if request.error is not None:
+            raise request.error
+        raise StopIteration
+
+    def run(self) -> None:
+        """Run to the end; the pieces stay to be read."""
+        while not self._request.finished:
+            with self._lock:
+                self.submit_locked()
+                if not self._request.finished:
+                    self._loop.step()
+
+    def submit_locked(self) -> None:
+        """Join the batch, once; the caller holds the lock."""
+        if not self._submitted:
+            self._submitted = True
+            self._loop.add(self._request)
+
+    def close(self) -> None:
+        """End the request now: its blocks are free when this returns."""
+        if not self._request.finished:
+            with self._lock:
+                self._loop.cancel(self._request)
+
+    def abandon(self) -> None:
+        """End the request without waiting: its blocks are free before the next step begins."""
+        self._request.abandoned = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._loop.sweep()
+            finally:
+                self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # May run anywhere, also in a thread that holds the lock: only leave a mark.
+        if getattr(self, "_submitted", False) and not self._request.finished:
+            self._request.abandoned = True
