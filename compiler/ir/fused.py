@@ -142,12 +142,31 @@ def paged_attention(*_: Any, **__: Any) -> Tensor:
 
 
 @declare(
-    'gated_mlp(x, gate, up, down, *, activation: str = "silu")',
+    "linear_residual(x, weight, residual, bias?)", rules.linear, kind=Kind.LAST_AXIS, levels=LOWERED
+)
+def linear_residual(
+    x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """residual + x weight^T + bias"""
+    return residual + functional.linear(x, weight, bias)
+
+
+@declare(
+    'gated_mlp(x, gate, up, down, residual?, *, activation: str = "silu")',
     rules.gated_mlp,
     kind=Kind.LAST_AXIS,
     levels=LOWERED,
 )
-def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: str) -> Tensor:
-    """down(act(gate(x)) * up(x)); gate, up [m, k]; down [n, m]"""
+def gated_mlp(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    residual: Tensor | None = None,
+    *,
+    activation: str,
+) -> Tensor:
+    """residual + down(act(gate(x)) * up(x)); gate, up [m, k]; down [n, m]"""
     hidden = ACTIVATIONS[activation](functional.linear(x, gate)) * functional.linear(x, up)
-    return functional.linear(hidden, down)
+    result = functional.linear(hidden, down)
+    return result if residual is None else residual + result

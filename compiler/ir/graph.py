@@ -61,6 +61,7 @@ class Constant:
         parameter: the traced parameter whose stored tensor it is.
         data: the tensor itself, for small buffers such as RoPE's inverse frequencies.
         transposed: the constant is the parameter's transpose (a [k, n] weight used as [n, k]).
+        plus: added to the parameter's values (norms that scale by 1 + weight).
         format: storage format at the placed level, such as ``q4_k``; empty before.
         role: what the tensor is for at the placed level, such as ``ffn_down``; empty before.
     """
@@ -70,6 +71,7 @@ class Constant:
     parameter: str | None = None
     data: npt.NDArray[np.generic] | None = None
     transposed: bool = False
+    plus: float = 0.0
     format: str = ""
     role: str = ""
 

@@ -70,6 +70,7 @@ def _const_text(const: Constant) -> str:
         raw = np.ascontiguousarray(const.data, dtype=NUMPY_DTYPE[const.dtype]).tobytes()
         source = f'data "{base64.b64encode(raw).decode()}"'
     tail = " transposed" if const.transposed else ""
+    tail += f" plus={const.plus}" if const.plus else ""
     tail += "".join(f" {k}={v}" for k, v in (("format", const.format), ("role", const.role)) if v)
     return f"const @{const.name} : {const.type} = {source}{tail}"
 
@@ -199,6 +200,7 @@ class _Parser:
         flags = match[5].split()
         fields = dict(f.split("=", 1) for f in flags if "=" in f)
         const = Constant(match[1], kind, transposed="transposed" in flags)
+        const.plus = float(fields.get("plus", 0))
         const.format, const.role = fields.get("format", ""), fields.get("role", "")
         if match[3] == "parameter":
             const.parameter = text

@@ -1,0 +1,218 @@
+"""Ops that our kernels run, as nodes of the `spike` domain (docs/custom-ops.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..ir import Constant, Dim, DType, Node, Operand, Shape, SymDim, Value, attribute
+from .emission import DOMAIN, Emission
+from .primitive_nodes import Emit
+
+
+def _matrix(operand: Operand) -> Constant:
+    assert isinstance(operand, Constant)
+    return operand
+
+
+def _int(dim: Dim) -> int:
+    assert not isinstance(dim, SymDim)
+    return dim
+
+
+def _spike(emission: Emission, op: str, inputs: list[str], node: Node, **attrs: Any) -> None:
+    emission.node(op, inputs, node.results[0].name, domain=DOMAIN, **attrs)
+
+
+def _linear(emission: Emission, node: Node) -> None:
+    names = [emission.operand(o) for o in node.operands]
+    if not isinstance(node.operands[1], Constant):
+        return _product(emission, node, names)
+    weight = _matrix(node.operands[1])
+    n, k = map(_int, weight.shape)
+    return _spike(emission, "Linear", names, node, format=weight.format, n=n, k=k)
+
+
+def _product(emission: Emission, node: Node, names: list[str]) -> None:
+    """linear with a computed weight."""
+    transposed = emission.node("Transpose", [names[1]], perm=[1, 0])
+    if len(names) == 2:
+        emission.node("MatMul", [names[0], transposed], node.result.name)
+    else:
+        product = emission.node("MatMul", [names[0], transposed])
+        emission.node("Add", [product, names[2]], node.result.name)
+
+
+def _linear_residual(emission: Emission, node: Node) -> None:
+    x, weight, residual, *bias = node.operands
+    n, k = map(_int, _matrix(weight).shape)
+    names = [emission.operand(o) for o in (x, weight)]
+    names += [emission.operand(bias[0]) if bias else "", emission.operand(residual)]
+    _spike(emission, "Linear", names, node, format=_matrix(weight).format, n=n, k=k)
+
+
+def _embedding(emission: Emission, node: Node) -> None:
+    weight = _matrix(node.operands[0])
+    n, k = map(_int, weight.shape)
+    names = [emission.operand(node.operands[1]), emission.constant(weight)]
+    _spike(emission, "Embedding", names, node, format=weight.format, n=n, k=k)
+
+
+def _gated_mlp(emission: Emission, node: Node) -> None:
+    names = [emission.operand(o) for o in node.operands]
+    gate, up, down = (_matrix(o) for o in node.operands[1:4])
+    m, k = map(_int, gate.shape)
+    _spike(
+        emission,
+        "GatedMlp",
+        names,
+        node,
+        activation=attribute(node, "activation"),
+        gate_format=gate.format,
+        up_format=up.format,
+        down_format=down.format,
+        k=k,
+        m=m,
+        n=_int(down.shape[0]),
+    )
+
+
+def _rms_norm(emission: Emission, node: Node) -> None:
+    x = emission.operand(node.operands[0])
+    if len(node.operands) == 1:
+        weight = emission.array(np.ones(_int(node.result.shape[-1]), np.float32))
+    else:
+        weight = emission.operand(node.operands[1])
+    _spike(emission, "RmsNorm", [x, weight], node, eps=float(attribute(node, "eps")))
+
+
+def _rope(emission: Emission, node: Node) -> None:
+    x = emission.operand(node.operands[0])
+    lead = node.result.shape[:-2]
+    tables = [_table(emission, node.value(i), lead) for i in (1, 2)]
+    _spike(emission, "Rope", [x, *tables], node, style=attribute(node, "style"))
+
+
+def _table(emission: Emission, table: Value, lead: Shape) -> str:
+    """cos or sin as [..., R]: without the head axis, with x's leading axes."""
+    wanted: Shape = (*lead, table.shape[-1])
+    name = table.name
+    if table.shape[:-2] != lead:
+        full = (*lead, *table.shape[-2:])
+        name = emission.node("Expand", [name, emission.full_shape(full)])
+    return emission.reshaped(name, wanted)
+
+
+def _paged_attention(emission: Emission, node: Node) -> None:
+    """q, k, v become [T, heads * width]; the pools are graph inputs and, in place, outputs."""
+    rows = [emission.reshaped(v.name, _two_axes(v.shape)) for v in map(node.value, range(3))]
+    states = [emission.graph.states[str(attribute(node, n))] for n in ("key", "value")]
+    step = [emission.operand(o) for o in node.operands[3:]]
+    heads, width = node.value(0).shape[1], node.result.shape[2]
+    flat = emission.fresh("attention")
+    names = [*rows, *(f"kv.{s.name}" for s in states), *step]
+    emission.node(
+        "Attention",
+        names,
+        flat,
+        domain=DOMAIN,
+        heads=heads,
+        kv_heads=node.value(1).shape[1],
+        scale=float(attribute(node, "scale")),
+        window=attribute(node, "window"),
+        softcap=float(attribute(node, "softcap")),
+        kv_format=states[0].format,
+    )
+    emission.nodes[-1].output.extend(f"kv.{s.name}.out" for s in states)
+    shape: Shape = (node.result.shape[0], _int(heads) * _int(width))
+    emission.once[("reshape", node.result.name, shape)] = flat
+    emission.node("Reshape", [flat, emission.shape(node.result.shape)], node.result.name)
+
+
+def _two_axes(shape: Shape) -> Shape:
+    return (shape[0], _int(shape[1]) * _int(shape[2]))
+
+
+def _attention(emission: Emission, node: Node) -> None:
+    """Functional attention as standard nodes; the mask is computed from the shapes."""
+    q, k, v = (node.value(i) for i in range(3))
+    groups = _int(q.shape[1]) // _int(k.shape[1])
+    keys = _repeat_heads(emission, k, groups)
+    flipped = emission.node("Transpose", [keys], perm=[0, 1, 3, 2])
+    scores = emission.node("MatMul", [q.name, flipped])
+    scores = emission.node(
+        "Mul", [scores, emission.scalar(float(attribute(node, "scale")), DType.F32)]
+    )
+    if cap := float(attribute(node, "softcap")):
+        limit = emission.scalar(cap, DType.F32)
+        squashed = emission.node("Tanh", [emission.node("Div", [scores, limit])])
+        scores = emission.node("Mul", [squashed, limit])
+    hidden = emission.scalar(float("-inf"), DType.F32)
+    scores = emission.node("Where", [_seen(emission, node), scores, hidden])
+    weights = _weights(emission, node, scores)
+    values = _repeat_heads(emission, v, groups)
+    emission.node("MatMul", [weights, values], node.result.name)
+
+
+def _repeat_heads(emission: Emission, x: Value, groups: int) -> str:
+    if groups == 1:
+        return x.name
+    batch, heads, length, width = x.shape
+    apart = emission.node("Unsqueeze", [x.name, emission.ints([2])])
+    full = emission.full_shape((batch, heads, groups, length, width))
+    repeated = emission.node("Expand", [apart, full])
+    return emission.reshaped(repeated, (batch, _int(heads) * groups, length, width))
+
+
+def _weights(emission: Emission, node: Node, scores: str) -> str:
+    if len(node.operands) == 3:
+        return emission.node("Softmax", [scores], axis=-1)
+    batch, heads, step, _ = node.result.shape
+    sinks = emission.reshaped(emission.operand(node.operands[3]), (1, heads, 1, 1))
+    column = emission.node("Expand", [sinks, emission.full_shape((batch, heads, step, 1))])
+    soft = emission.node("Softmax", [emission.node("Concat", [scores, column], axis=-1)], axis=-1)
+    ends = [emission.ints([0]), emission.ints([-1]), emission.ints([-1])]
+    return emission.node("Slice", [soft, *ends])
+
+
+def _seen(emission: Emission, node: Node) -> str:
+    """bool [S, L]: which key each query sees; made once per shape and kind of mask."""
+    length, step = node.value(1).shape[2], node.value(0).shape[2]
+    causal, window, chunk = (attribute(node, n) for n in ("causal", "window", "chunk"))
+    key = ("mask", length, step, causal, window, chunk)
+    if key not in emission.once:
+        i = _positions(emission, length - step, length, (step, 1))
+        j = _positions(emission, 0, length, (1, length))
+        parts = [emission.node("LessOrEqual", [j, i])] if causal else []
+        if window:
+            low = emission.node("Sub", [i, emission.scalar(window, DType.I64)])
+            parts.append(emission.node("Greater", [j, low]))
+        if chunk:
+            size = emission.scalar(chunk, DType.I64)
+            which = [emission.node("Div", [p, size]) for p in (i, j)]
+            parts.append(emission.node("Equal", which))
+        seen = parts[0] if parts else emission.node("Equal", [j, j])
+        for part in parts[1:]:
+            seen = emission.node("And", [seen, part])
+        emission.once[key] = seen
+    return emission.once[key]
+
+
+def _positions(emission: Emission, start: Dim, end: Dim, shape: Shape) -> str:
+    axis = emission.ints([0])
+    bounds = [emission.node("Squeeze", [emission.dim(d), axis]) for d in (start, end)]
+    line = emission.node("Range", [*bounds, emission.scalar(1, DType.I64)])
+    return emission.node("Reshape", [line, emission.shape(shape)])
+
+
+KERNELS: dict[str, Emit] = {
+    "linear": _linear,
+    "linear_residual": _linear_residual,
+    "embedding": _embedding,
+    "gated_mlp": _gated_mlp,
+    "rms_norm": _rms_norm,
+    "rope": _rope,
+    "paged_attention": _paged_attention,
+    "attention": _attention,
+}

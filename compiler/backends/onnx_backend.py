@@ -1,0 +1,60 @@
+"""From a placed graph to the ONNX model that ONNX Runtime executes."""
+
+from __future__ import annotations
+
+import onnx
+
+from ..ir import DType, Graph, State, TensorType, symbol
+from .emission import Emission, StoredTensor, value_info
+from .kernel_nodes import KERNELS
+from .primitive_nodes import PRIMITIVES
+
+EMITTERS = {**PRIMITIVES, **KERNELS}
+PAGED = "kv."
+
+
+def emit_onnx(
+    graph: Graph,
+    stored: dict[str, StoredTensor],
+    weights_file: str,
+    row_bytes: dict[str, int],
+    tokens_per_block: int,
+) -> onnx.ModelProto:
+    """The ONNX model of a placed graph.
+
+    Args:
+        graph: level placed; every op has an entry in `EMITTERS` (assign-kernels checked it).
+        stored: byte range of every constant in the weights file, by constant name.
+        weights_file: its name, beside the model.
+        row_bytes: bytes of one (token, head) row of each paged state.
+        tokens_per_block: size of a block of the paged pools.
+
+    Inputs and outputs are those of docs/engine-format.md for the graph's ABI.
+    """
+    emission = Emission(graph, stored, weights_file)
+    emission.inputs = [value_info(v.name, v.type) for v in graph.inputs]
+    for node in graph.nodes:
+        EMITTERS[node.op](emission, node)
+    emission.outputs = [value_info(v.name, v.type) for v in graph.outputs]
+    for state in graph.states.values():
+        if state.input is None:
+            _pool(emission, state, row_bytes[state.name], tokens_per_block)
+        else:
+            assert state.output is not None
+            emission.outputs.append(value_info(state.output.name, state.output.type))
+    return emission.model("spikeinfer")
+
+
+def state_names(state: State) -> tuple[str, str]:
+    """The state's ONNX input and output."""
+    if state.input is None:
+        return f"{PAGED}{state.name}", f"{PAGED}{state.name}.out"
+    assert state.output is not None
+    return state.input.name, state.output.name
+
+
+def _pool(emission: Emission, state: State, row_bytes: int, tokens_per_block: int) -> None:
+    kind = TensorType(DType.U8, (symbol("NB"), tokens_per_block, state.type.shape[1], row_bytes))
+    name, out = state_names(state)
+    emission.inputs.append(value_info(name, kind))
+    emission.outputs.append(value_info(out, kind))
