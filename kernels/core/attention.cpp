@@ -1,0 +1,336 @@
+#include "core/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "core/attention_kernel.h"
+
+namespace spike {
+namespace {
+
+constexpr float nothing = -std::numeric_limits<float>::infinity();
+constexpr int64_t rows_per_item = 32;  // query rows that share one reading of the cache
+
+/// End of the segment that holds `position`. Segments are the unit in which a long context may be
+/// shared between threads. Their borders are fixed, so results don't depend on the sharing; they
+/// grow, so that partial results stay few.
+int64_t segment_end(int64_t position) {
+  const int64_t size = position < 4096 ? 256 : position < 32768 ? 1024 : 4096;
+  return (position / size + 1) * size;
+}
+
+/// One kv head and a run of tokens of one sequence.
+struct Item {
+  int64_t sequence = 0;
+  int64_t kv_head = 0;
+  int64_t token = 0;  ///< first row in the step
+  int64_t tokens = 0;
+  int64_t first = 0;  ///< position of that token
+  int64_t low = 0;    ///< positions seen by any of the tokens: [low, high)
+  int64_t high = 0;
+  float* shared = nullptr;  ///< partial results per segment, if several tasks work on the item
+
+  int64_t cost() const { return (high - low) * tokens; }
+};
+
+struct Task {
+  int64_t item = 0;
+  int64_t begin = 0;  ///< segment to work on, if the item is shared
+  float* part = nullptr;
+};
+
+/// Grows, is reused by all tasks of a thread, and is aligned for vectors.
+class Workspace {
+ public:
+  float* get(int64_t floats) {
+    if (floats > size_) {
+      memory_.reset();
+      size_ = 0;
+      memory_.reset(new (std::align_val_t{64}) float[static_cast<size_t>(floats)]);
+      size_ = floats;
+    }
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
+  };
+  std::unique_ptr<float[], Free> memory_;
+  int64_t size_ = 0;
+};
+
+class Attention {
+ public:
+  Attention(const Parallel& parallel, const AttentionSpec& spec, const KvPool& pool,
+            const AttentionStep& step, float* out)
+      : parallel_(parallel), spec_(spec), pool_(pool), step_(step), out_(out) {
+    key_row_ = static_cast<int64_t>(kv_row_bytes(spec.format, spec.key_dim));
+    value_row_ = static_cast<int64_t>(kv_row_bytes(spec.format, spec.value_dim));
+    group_ = spec.heads / spec.kv_heads;
+    key_stride_ = padded_row(spec.key_dim);
+    value_stride_ = padded_row(spec.value_dim);
+    switch (cpu_tier()) {
+      case CpuTier::avx512: kernel_ = segment_kernel_avx512(spec.format); break;
+      case CpuTier::avx2: kernel_ = segment_kernel_avx2(spec.format); break;
+      default: kernel_ = segment_kernel_scalar(spec.format); break;
+    }
+  }
+
+  void run() {
+    store();
+    plan();
+    parallel_(static_cast<int64_t>(tasks_.size()), [this](int64_t i) { work(tasks_[i]); });
+    parallel_(static_cast<int64_t>(shared_.size()), [this](int64_t i) { join(items_[shared_[i]]); });
+  }
+
+ private:
+  void store() const {
+    const int64_t per_task = 16, tasks = (step_.tokens + per_task - 1) / per_task;
+    parallel_(tasks, [&](int64_t i) {
+      const int64_t end = std::min(step_.tokens, (i + 1) * per_task);
+      for (int64_t t = i * per_task; t < end; ++t)
+        if (step_.slots[t] >= 0) store_token(t, step_.slots[t]);
+    });
+  }
+
+  void store_token(int64_t t, int64_t slot) const {
+    for (int64_t h = 0; h < spec_.kv_heads; ++h) {
+      const int64_t from = t * spec_.kv_heads + h, to = slot * spec_.kv_heads + h;
+      kv_encode(spec_.format, step_.k + from * spec_.key_dim, spec_.key_dim,
+                pool_.keys + to * key_row_);
+      kv_encode(spec_.format, step_.v + from * spec_.value_dim, spec_.value_dim,
+                pool_.values + to * value_row_);
+    }
+  }
+
+  void plan() {
+    for (int64_t b = 0; b < step_.sequences; ++b)
+      for (int64_t h = 0; h < spec_.kv_heads; ++h) plan_sequence(b, h);
+    int64_t total = 0;
+    for (const Item& item : items_) total += item.cost();
+    // Items above this share of the work are cut, so that no thread waits long for another one.
+    const int64_t large = parallel_.threads > 1 ? total / (4 * parallel_.threads)
+                                                : std::numeric_limits<int64_t>::max();
+    int64_t floats = 0;
+    for (const Item& item : items_)
+      if (cut(item, large)) floats += segments(item) * partial_floats(item.tokens * group_);
+    partials_.reset(new float[static_cast<size_t>(floats)]);
+    float* next = partials_.get();
+    for (size_t i = 0; i < items_.size(); ++i) {
+      if (!cut(items_[i], large)) {
+        tasks_.push_back({static_cast<int64_t>(i), 0, nullptr});
+        continue;
+      }
+      items_[i].shared = next;
+      shared_.push_back(static_cast<int64_t>(i));
+      for (int64_t at = items_[i].low; at < items_[i].high; at = segment_end(at)) {
+        tasks_.push_back({static_cast<int64_t>(i), at, next});
+        next += partial_floats(items_[i].tokens * group_);
+      }
+    }
+  }
+
+  void plan_sequence(int64_t b, int64_t head) {
+    const int64_t start = step_.seq_starts[b], tokens = step_.seq_starts[b + 1] - start;
+    const int64_t per_item = std::max<int64_t>(1, rows_per_item / group_);
+    for (int64_t t = 0; t < tokens; t += per_item) {
+      Item item;
+      item.sequence = b;
+      item.kv_head = head;
+      item.token = start + t;
+      item.tokens = std::min(per_item, tokens - t);
+      item.first = step_.kv_lens[b] - tokens + t;
+      item.high = item.first + item.tokens;
+      item.low = spec_.window > 0 ? std::max<int64_t>(0, item.first + 1 - spec_.window) : 0;
+      items_.push_back(item);
+    }
+  }
+
+  static int64_t segments(const Item& item) {
+    int64_t count = 0;
+    for (int64_t at = item.low; at < item.high; at = segment_end(at)) ++count;
+    return count;
+  }
+
+  static bool cut(const Item& item, int64_t large) {
+    return item.cost() > large && segment_end(item.low) < item.high;
+  }
+
+  int64_t partial_floats(int64_t rows) const { return rows * (2 + value_stride_); }
+
+  Partial partial(float* memory, int64_t rows) const {
+    return {memory, memory + rows, memory + 2 * rows};
+  }
+
+  /// A segment of a shared item, or all of an item.
+  void work(const Task& task) const {
+    const Item& item = items_[task.item];
+    const int64_t rows = item.tokens * group_, padded = padded_row(rows);
+    thread_local Workspace workspace;
+    float* next = workspace.get(padded * (key_stride_ + score_stride + 1) +
+                                tile_positions * (key_stride_ + value_stride_) +
+                                2 * partial_floats(padded));
+    auto take = [&next](int64_t floats) { return std::exchange(next, next + floats); };
+    float* q = take(padded * key_stride_);
+    Scratch scratch;
+    scratch.scores = take(padded * score_stride);
+    scratch.keys = take(tile_positions * key_stride_);
+    scratch.values = take(tile_positions * value_stride_);
+    scratch.carry = take(padded);
+    load_queries(item, q);
+    const QueryRows query{&spec_, q, rows, group_, item.first, key_stride_, value_stride_};
+    const KvRows kv = cached(item);
+    if (task.part != nullptr) {
+      kernel_(query, kv, task.begin, std::min(segment_end(task.begin), item.high),
+              partial(task.part, rows), scratch);
+      return;
+    }
+    const Partial all = partial(take(partial_floats(padded)), rows);
+    const Partial part = partial(take(partial_floats(padded)), rows);
+    clear(all, rows);
+    for (int64_t at = item.low; at < item.high; at = segment_end(at)) {
+      kernel_(query, kv, at, std::min(segment_end(at), item.high), part, scratch);
+      fold(all, part, rows);
+    }
+    finish(item, all);
+  }
+
+  /// Puts the segments of a shared item together, in the order in which one task would have.
+  void join(const Item& item) const {
+    const int64_t rows = item.tokens * group_, floats = partial_floats(rows);
+    thread_local Workspace workspace;
+    const Partial all = partial(workspace.get(floats), rows);
+    clear(all, rows);
+    float* part = item.shared;
+    for (int64_t at = item.low; at < item.high; at = segment_end(at), part += floats)
+      fold(all, partial(part, rows), rows);
+    finish(item, all);
+  }
+
+  void load_queries(const Item& item, float* q) const {
+    for (int64_t r = 0; r < item.tokens * group_; ++r, q += key_stride_) {
+      const int64_t token = item.token + r / group_, head = item.kv_head * group_ + r % group_;
+      const float* from = step_.q + (token * spec_.heads + head) * spec_.key_dim;
+      for (int64_t i = 0; i < spec_.key_dim; ++i) q[i] = from[i] * spec_.scale;
+      std::fill(q + spec_.key_dim, q + key_stride_, 0.0f);
+    }
+  }
+
+  KvRows cached(const Item& item) const {
+    KvRows kv;
+    kv.keys = pool_.keys + item.kv_head * key_row_;
+    kv.values = pool_.values + item.kv_head * value_row_;
+    kv.key_step = spec_.kv_heads * key_row_;
+    kv.value_step = spec_.kv_heads * value_row_;
+    kv.table = step_.block_tables + item.sequence * step_.table_width;
+    kv.block_size = pool_.block_size;
+    return kv;
+  }
+
+  void clear(const Partial& all, int64_t rows) const {
+    std::fill(all.max, all.max + rows, nothing);
+    std::fill(all.sum, all.sum + rows, 0.0f);
+    std::fill(all.out, all.out + rows * value_stride_, 0.0f);
+  }
+
+  void fold(const Partial& all, const Partial& part, int64_t rows) const {
+    for (int64_t r = 0; r < rows; ++r) {
+      if (part.sum[r] == 0.0f) continue;  // the row sees nothing of this segment
+      const float max = std::max(all.max[r], part.max[r]);
+      const float base = max == nothing ? 0.0f : max;
+      const float a = std::exp(all.max[r] - base), b = std::exp(part.max[r] - base);
+      all.max[r] = max;
+      all.sum[r] = all.sum[r] * a + part.sum[r] * b;
+      float* out = all.out + r * value_stride_;
+      const float* more = part.out + r * value_stride_;
+      for (int64_t i = 0; i < value_stride_; ++i) out[i] = out[i] * a + more[i] * b;
+    }
+  }
+
+  /// out = weighted values / sum of weights, a sink being one more weight.
+  void finish(const Item& item, const Partial& all) const {
+    for (int64_t r = 0; r < item.tokens * group_; ++r) {
+      const int64_t token = item.token + r / group_, head = item.kv_head * group_ + r % group_;
+      float factor = 1.0f, sum = all.sum[r];
+      if (step_.sinks != nullptr) {
+        const float sink = step_.sinks[head], max = std::max(all.max[r], sink);
+        factor = std::exp(all.max[r] - max);
+        sum = sum * factor + std::exp(sink - max);
+      }
+      factor /= sum;
+      float* to = out_ + (token * spec_.heads + head) * spec_.value_dim;
+      const float* from = all.out + r * value_stride_;
+      for (int64_t i = 0; i < spec_.value_dim; ++i) to[i] = from[i] * factor;
+    }
+  }
+
+  const Parallel& parallel_;
+  const AttentionSpec& spec_;
+  const KvPool& pool_;
+  const AttentionStep& step_;
+  float* out_;
+  SegmentKernel kernel_ = nullptr;
+  int64_t key_row_ = 0, value_row_ = 0, group_ = 1, key_stride_ = 0, value_stride_ = 0;
+  std::vector<Item> items_;
+  std::vector<Task> tasks_;
+  std::vector<int64_t> shared_;
+  std::unique_ptr<float[]> partials_;
+};
+
+std::string number(int64_t x) { return std::to_string(x); }
+
+/// Checks one sequence: its lengths, and the table entries that its tokens can see.
+std::string sequence_fault(const AttentionSpec& spec, const KvPool& pool, const AttentionStep& step,
+                           int64_t b) {
+  const std::string name = "sequence " + number(b) + ": ";
+  const int64_t tokens = int64_t{step.seq_starts[b + 1]} - step.seq_starts[b];
+  if (tokens < 0) return name + "seq_starts decreases";
+  if (tokens == 0) return {};
+  const int64_t length = step.kv_lens[b];
+  if (length < tokens)
+    return name + "kv_lens is " + number(length) + ", less than its " + number(tokens) +
+           " new tokens";
+  const int64_t first = length - tokens, last_block = (length - 1) / pool.block_size;
+  if (last_block >= step.table_width)
+    return name + "kv_lens " + number(length) + " needs " + number(last_block + 1) +
+           " blocks, block_tables has " + number(step.table_width);
+  const int64_t low = spec.window > 0 ? std::max<int64_t>(0, first + 1 - spec.window) : 0;
+  for (int64_t i = low / pool.block_size; i <= last_block; ++i) {
+    const int64_t block = step.block_tables[b * step.table_width + i];
+    if (block < 0 || block >= pool.blocks)
+      return name + "block_tables entry " + number(i) + " is block " + number(block) +
+             ", the pool has " + number(pool.blocks);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string attention_fault(const AttentionSpec& spec, const KvPool& pool,
+                            const AttentionStep& step) {
+  if (step.seq_starts[0] != 0) return "seq_starts begins with " + number(step.seq_starts[0]);
+  for (int64_t b = 0; b < step.sequences; ++b)
+    if (std::string fault = sequence_fault(spec, pool, step, b); !fault.empty()) return fault;
+  if (step.seq_starts[step.sequences] != step.tokens)
+    return "seq_starts ends with " + number(step.seq_starts[step.sequences]) + ", the step has " +
+           number(step.tokens) + " tokens";
+  const int64_t slots = pool.blocks * pool.block_size;
+  for (int64_t t = 0; t < step.tokens; ++t)
+    if (step.slots[t] >= slots)
+      return "token " + number(t) + ": slot " + number(step.slots[t]) + ", the pool has " +
+             number(slots);
+  return {};
+}
+
+void attention(const Parallel& parallel, const AttentionSpec& spec, const KvPool& pool,
+               const AttentionStep& step, float* out) {
+  if (step.tokens > 0) Attention(parallel, spec, pool, step, out).run();
+}
+
+}  // namespace spike

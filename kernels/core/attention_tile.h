@@ -1,0 +1,255 @@
+// The inner part of attention, written once against the SIMD interface (see simd_avx512.h).
+//
+// Every result depends only on its own query row and on absolute positions: tiles and segments
+// start at fixed positions, a masked position contributes exactly nothing. So a row has the same
+// bits in a prompt as in a decode step. Include inside a SPIKE_TARGET region.
+#pragma once
+
+namespace spike {
+namespace {
+
+/// Lanes [c * width, ...) of a stored row, as floats.
+template <class V, KvFormat format>
+typename V::F load_chunk(const uint8_t* row, int64_t c) {
+  const int64_t at = c * V::width, in_group = at % 32;
+  if constexpr (format == KvFormat::f32) {
+    return V::load(reinterpret_cast<const float*>(row) + at);
+  } else if constexpr (format == KvFormat::f16) {
+    return V::load_f16(row + 2 * at);
+  } else if constexpr (format == KvFormat::int8) {
+    const uint8_t* group = row + at / 32 * kv_int8_group_bytes;
+    return V::mul(V::spread_f16(group), V::load_i8(group + 2 + in_group));
+  } else {
+    const uint8_t* group = row + at / 32 * kv_int4_group_bytes;
+    const auto q = in_group < 16 ? V::load_low(group + 4 + in_group)
+                                 : V::load_high(group + 4 + in_group - 16);
+    return V::fma(V::spread_f16(group), q, V::spread_f16(group + 2));
+  }
+}
+
+/// The last n < width elements of a row (f32 and f16 only: grouped rows have no such rest).
+template <class V, KvFormat format>
+typename V::F load_rest(const uint8_t* row, int64_t c, int64_t n) {
+  if constexpr (format == KvFormat::f32)
+    return V::load_part(reinterpret_cast<const float*>(row) + c * V::width, n);
+  else if constexpr (format == KvFormat::f16)
+    return V::load_f16_part(row + 2 * c * V::width, n);
+  else
+    return V::zero();
+}
+
+template <class V, KvFormat format>
+struct Tile {
+  using F = typename V::F;
+
+  /// s[r][j] = q[r] . keys[j] for R rows and `count` keys (a multiple of 4).
+  template <int R>
+  static void scores(const float* q, int64_t q_stride, const uint8_t* const* keys, int64_t count,
+                     int64_t dim, float* s) {
+    const int64_t chunks = dim / V::width, rest = dim % V::width;
+    for (int64_t j = 0; j < count; j += 4) {
+      F acc[R][4];
+      for (auto& row : acc)
+        for (F& a : row) a = V::zero();
+      for (int64_t c = 0; c < chunks; ++c) {
+        F key[4];
+        for (int i = 0; i < 4; ++i) key[i] = load_chunk<V, format>(keys[j + i], c);
+        for (int r = 0; r < R; ++r) {
+          const F query = V::load(q + r * q_stride + c * V::width);
+          for (int i = 0; i < 4; ++i) acc[r][i] = V::fma(query, key[i], acc[r][i]);
+        }
+      }
+      if (rest != 0) {
+        for (int i = 0; i < 4; ++i) {
+          const F key = load_rest<V, format>(keys[j + i], chunks, rest);
+          for (int r = 0; r < R; ++r)
+            acc[r][i] = V::fma(V::load(q + r * q_stride + chunks * V::width), key, acc[r][i]);
+        }
+      }
+      for (int r = 0; r < R; ++r)
+        V::sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], s + r * score_stride + j);
+    }
+  }
+
+  static void all_scores(const float* q, int64_t q_stride, int64_t rows,
+                         const uint8_t* const* keys, int64_t count, int64_t dim, float* s) {
+    for (int64_t r = 0; r < rows; r += 4) {
+      const float* from = q + r * q_stride;
+      float* to = s + r * score_stride;
+      switch (std::min<int64_t>(rows - r, 4)) {
+        case 1: scores<1>(from, q_stride, keys, count, dim, to); break;
+        case 2: scores<2>(from, q_stride, keys, count, dim, to); break;
+        case 3: scores<3>(from, q_stride, keys, count, dim, to); break;
+        default: scores<4>(from, q_stride, keys, count, dim, to); break;
+      }
+    }
+  }
+
+  /// o[r] = o[r] * carry[r] + sum_j p[r][j] values[j] for R rows, C chunks from chunk c on.
+  template <int R, int C>
+  static void weigh(const float* p, const uint8_t* const* values, int64_t count, int64_t c,
+                    const float* carry, float* o, int64_t o_stride) {
+    F acc[R][C];
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < C; ++i)
+        acc[r][i] = V::mul(V::load(o + r * o_stride + (c + i) * V::width), V::set(carry[r]));
+    for (int64_t j = 0; j < count; ++j) {
+      F value[C];
+      for (int i = 0; i < C; ++i) value[i] = load_chunk<V, format>(values[j], c + i);
+      for (int r = 0; r < R; ++r) {
+        const F weight = V::set(p[r * score_stride + j]);
+        for (int i = 0; i < C; ++i) acc[r][i] = V::fma(weight, value[i], acc[r][i]);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < C; ++i) V::store(o + r * o_stride + (c + i) * V::width, acc[r][i]);
+  }
+
+  /// The same for the last `rest` elements of one row.
+  static void weigh_rest(const float* p, const uint8_t* const* values, int64_t count, int64_t c,
+                         int64_t rest, float carry, float* o) {
+    F acc = V::mul(V::load(o + c * V::width), V::set(carry));
+    for (int64_t j = 0; j < count; ++j)
+      acc = V::fma(V::set(p[j]), load_rest<V, format>(values[j], c, rest), acc);
+    V::store(o + c * V::width, acc);
+  }
+
+  template <int R>
+  static void weigh_rows(const float* p, const uint8_t* const* values, int64_t count, int64_t dim,
+                         const float* carry, float* o, int64_t o_stride) {
+    const int64_t chunks = dim / V::width, rest = dim % V::width;
+    int64_t c = 0;
+    for (; c + 4 <= chunks; c += 4) weigh<R, 4>(p, values, count, c, carry, o, o_stride);
+    for (; c < chunks; ++c) weigh<R, 1>(p, values, count, c, carry, o, o_stride);
+    if (rest == 0) return;
+    for (int r = 0; r < R; ++r)
+      weigh_rest(p + r * score_stride, values, count, c, rest, carry[r], o + r * o_stride);
+  }
+
+  static void all_weigh(const float* p, int64_t rows, const uint8_t* const* values, int64_t count,
+                        int64_t dim, const float* carry, float* o, int64_t o_stride) {
+    for (int64_t r = 0; r < rows; r += 4) {
+      const float* from = p + r * score_stride;
+      float* to = o + r * o_stride;
+      switch (std::min<int64_t>(rows - r, 4)) {
+        case 1: weigh_rows<1>(from, values, count, dim, carry + r, to, o_stride); break;
+        case 2: weigh_rows<2>(from, values, count, dim, carry + r, to, o_stride); break;
+        case 3: weigh_rows<3>(from, values, count, dim, carry + r, to, o_stride); break;
+        default: weigh_rows<4>(from, values, count, dim, carry + r, to, o_stride); break;
+      }
+    }
+  }
+
+  /// Copies rows to fp32 scratch, so that many query rows share one conversion.
+  static void expand(const uint8_t** rows, int64_t count, int64_t dim, float* out, int64_t stride) {
+    const int64_t chunks = dim / V::width, rest = dim % V::width;
+    for (int64_t j = 0; j < count; ++j, out += stride) {
+      for (int64_t c = 0; c < chunks; ++c)
+        V::store(out + c * V::width, load_chunk<V, format>(rows[j], c));
+      if (rest != 0)
+        V::store(out + chunks * V::width, load_rest<V, format>(rows[j], chunks, rest));
+      rows[j] = reinterpret_cast<const uint8_t*>(out);
+    }
+  }
+};
+
+/// softcap * tanh(x / softcap) in place over one row of a tile.
+template <class V>
+void cap_row(float* s, float softcap) {
+  const auto twice = V::set(2.0f / softcap), one = V::set(1.0f);
+  for (int64_t j = 0; j < tile_positions; j += V::width) {
+    const auto e = V::exp(V::mul(V::load(s + j), twice));
+    const auto tanh = V::sub(one, V::div(V::set(2.0f), V::add(e, one)));
+    V::store(s + j, V::mul(tanh, V::set(softcap)));
+  }
+}
+
+/// Turns one row of logits into weights relative to the row's new maximum; updates max and sum.
+/// Returns the factor by which what was accumulated so far shrinks.
+template <class V>
+float soft_row(float* s, float& max, float& sum) {
+  auto top = V::load(s);
+  for (int64_t j = V::width; j < tile_positions; j += V::width) top = V::max(V::load(s + j), top);
+  const float new_max = std::max(max, V::top(top));
+  const float base = new_max == -INFINITY ? 0.0f : new_max;
+  auto total = V::zero();
+  for (int64_t j = 0; j < tile_positions; j += V::width) {
+    const auto p = V::exp(V::sub(V::load(s + j), V::set(base)));
+    V::store(s + j, p);
+    total = V::add(total, p);
+  }
+  const float carry = max == new_max ? 1.0f : std::exp(max - base);
+  sum = sum * carry + V::sum(total);
+  max = new_max;
+  return carry;
+}
+
+/// Masks and normalises the logits of positions [tile, tile + tile_positions) of every row.
+template <class V>
+void soften(const QueryRows& q, int64_t tile, float* s, float* carry, const Partial& part) {
+  for (int64_t r = 0; r < q.rows; ++r, s += score_stride) {
+    const int64_t low = std::clamp<int64_t>(q.low(r) - tile, 0, tile_positions);
+    const int64_t high = std::clamp<int64_t>(q.high(r) - tile, 0, tile_positions);
+    carry[r] = 1.0f;
+    if (low >= high) {
+      std::fill(s, s + tile_positions, 0.0f);
+      continue;
+    }
+    if (q.spec->softcap > 0.0f) cap_row<V>(s, q.spec->softcap);
+    std::fill(s, s + low, -INFINITY);
+    std::fill(s + high, s + tile_positions, -INFINITY);
+    carry[r] = soft_row<V>(s, part.max[r], part.sum[r]);
+  }
+}
+
+/// One tile: positions [begin, end), all inside [tile, tile + tile_positions).
+template <class V, KvFormat format>
+void run_tile(const QueryRows& q, const KvRows& kv, int64_t begin, int64_t end, const Partial& part,
+              Scratch& scratch) {
+  const uint8_t *keys[tile_positions], *values[tile_positions];
+  const int64_t count = end - begin, padded = (count + 3) / 4 * 4;
+  const int64_t tile = begin / tile_positions * tile_positions;
+  kv.locate(begin, count, keys, values);
+  std::fill(keys + count, keys + padded, keys[count - 1]);  // read twice, masked afterwards
+  // sum4 writes whole fours, so up to 3 logits may land past the tile: scores are that much wider.
+  float* s = scratch.scores + (begin - tile);
+  if (format != KvFormat::f32 && q.rows >= rows_worth_expanding) {
+    Tile<V, format>::expand(keys, padded, q.spec->key_dim, scratch.keys, q.key_stride);
+    Tile<V, format>::expand(values, count, q.spec->value_dim, scratch.values, q.value_stride);
+    Tile<V, KvFormat::f32>::all_scores(q.q, q.key_stride, q.rows, keys, padded, q.key_stride, s);
+    soften<V>(q, tile, scratch.scores, scratch.carry, part);
+    Tile<V, KvFormat::f32>::all_weigh(s, q.rows, values, count, q.value_stride, scratch.carry,
+                                      part.out, q.value_stride);
+    return;
+  }
+  Tile<V, format>::all_scores(q.q, q.key_stride, q.rows, keys, padded, q.spec->key_dim, s);
+  soften<V>(q, tile, scratch.scores, scratch.carry, part);
+  Tile<V, format>::all_weigh(s, q.rows, values, count, q.spec->value_dim, scratch.carry, part.out,
+                             q.value_stride);
+}
+
+template <class V, KvFormat format>
+void run_segment(const QueryRows& q, const KvRows& kv, int64_t begin, int64_t end,
+                 const Partial& part, Scratch& scratch) {
+  std::fill(part.max, part.max + q.rows, -INFINITY);
+  std::fill(part.sum, part.sum + q.rows, 0.0f);
+  std::fill(part.out, part.out + q.rows * q.value_stride, 0.0f);
+  for (int64_t at = begin; at < end;) {
+    const int64_t next = std::min(end, (at / tile_positions + 1) * tile_positions);
+    run_tile<V, format>(q, kv, at, next, part, scratch);
+    at = next;
+  }
+}
+
+template <class V>
+SegmentKernel segment_kernel(KvFormat format) {
+  switch (format) {
+    case KvFormat::f32: return run_segment<V, KvFormat::f32>;
+    case KvFormat::f16: return run_segment<V, KvFormat::f16>;
+    case KvFormat::int8: return run_segment<V, KvFormat::int8>;
+    default: return run_segment<V, KvFormat::int4>;
+  }
+}
+
+}  // namespace
+}  // namespace spike

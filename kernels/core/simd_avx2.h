@@ -1,0 +1,94 @@
+// Eight float lanes. Include inside a SPIKE_TARGET_BEGIN(SPIKE_AVX2) region, after immintrin.h.
+// The interface is described in simd_avx512.h.
+#pragma once
+
+namespace spike {
+namespace {
+
+struct Avx2 {
+  using F = __m256;
+  static constexpr int64_t width = 8;
+
+  static F zero() { return _mm256_setzero_ps(); }
+  static F set(float x) { return _mm256_set1_ps(x); }
+  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static F load_part(const float* p, int64_t n) { return _mm256_maskload_ps(p, first(n)); }
+  static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+  static void store_part(float* p, F x, int64_t n) { _mm256_maskstore_ps(p, first(n), x); }
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F max(F a, F b) { return _mm256_max_ps(a, b); }
+
+  static F exp(F x) {
+    const F alive = _mm256_cmp_ps(x, set(-87.3f), _CMP_NLT_UQ);
+    x = _mm256_min_ps(set(88.3f), _mm256_max_ps(set(-87.3f), x));
+    const F n = _mm256_round_ps(mul(x, set(1.44269504f)),
+                                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    F r = _mm256_fnmadd_ps(n, set(0.693359375f), x);
+    r = _mm256_fnmadd_ps(n, set(-2.12194440e-4f), r);
+    F p = set(1.0f / 5040);
+    p = fma(p, r, set(1.0f / 720));
+    p = fma(p, r, set(1.0f / 120));
+    p = fma(p, r, set(1.0f / 24));
+    p = fma(p, r, set(1.0f / 6));
+    p = fma(p, r, set(0.5f));
+    p = fma(p, r, set(1.0f));
+    p = fma(p, r, set(1.0f));
+    const __m256i power =
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_and_ps(alive, mul(p, _mm256_castsi256_ps(power)));
+  }
+
+  static float sum(F x) {
+    float parts[4];
+    sum4(x, zero(), zero(), zero(), parts);
+    return parts[0];
+  }
+  static float top(F x) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+  }
+  static void sum4(F a, F b, F c, F d, float* out) {
+    const F all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+  }
+
+  static F load_f16(const uint8_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static F load_f16_part(const uint8_t* p, int64_t n) {
+    uint8_t whole[16] = {};
+    for (int64_t i = 0; i < 2 * n; ++i) whole[i] = p[i];
+    return load_f16(whole);
+  }
+  static void store_f16(uint8_t* p, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static F spread_f16(const uint8_t* p) {
+    return set(_cvtsh_ss(static_cast<unsigned short>(p[0] | p[1] << 8)));
+  }
+  static F load_i8(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes(p))); }
+  static F load_low(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepu8_epi32(_mm_and_si128(bytes(p), _mm_set1_epi8(15))));
+  }
+  static F load_high(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_cvtepu8_epi32(bytes(p)), 4));
+  }
+
+ private:
+  static __m256i first(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static __m128i bytes(const uint8_t* p) {
+    return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  }
+};
+
+}  // namespace
+}  // namespace spike

@@ -1,0 +1,53 @@
+// GatedMlp(x f32[..., K], gate u8, up u8, down u8, residual? f32[..., N]) -> f32[..., N];
+// attributes activation, gate_format, up_format, down_format, k, m, n.
+#include "core/linear.h"
+#include "ops/op.h"
+#include "ops/ops.h"
+
+namespace spike::ops {
+namespace {
+
+Activation read_activation(const std::string& name) {
+  if (name == "silu") return Activation::silu;
+  if (name == "gelu_tanh") return Activation::gelu_tanh;
+  if (name == "gelu_erf") return Activation::gelu_erf;
+  if (name == "relu") return Activation::relu;
+  if (name == "relu2") return Activation::relu2;
+  throw Failure("unknown activation '" + name + "' (silu, gelu_tanh, gelu_erf, relu or relu2)");
+}
+
+struct GatedMlp {
+  static Declaration declare() {
+    return {"GatedMlp",
+            {{ORT_F32}, {ORT_U8}, {ORT_U8}, {ORT_U8}, {ORT_F32, ORT_OPTIONAL}},
+            {{ORT_F32}}};
+  }
+
+  explicit GatedMlp(const Info& info)
+      : activation(read_activation(info.text("activation"))),
+        gate(info.weight(1, info.text("gate_format"), info.integer("m"), info.integer("k"))),
+        up(info.weight(2, info.text("up_format"), info.integer("m"), info.integer("k"))),
+        down(info.weight(3, info.text("down_format"), info.integer("n"), info.integer("m"))) {}
+
+  void compute(Context& context) const {
+    const Tensor x = context.input(0);
+    const int64_t tokens = x.rows(1, "x");
+    if (x.dims[x.rank - 1] != gate.k)
+      throw Failure("x has shape " + x.shape_text() + ", its last dim should be " +
+                    std::to_string(gate.k));
+    Tensor y = x;
+    y.dims[y.rank - 1] = down.n;
+    const float* residual = context.optional(4, y.shape(), "residual");
+    gated_mlp(context.parallel(), gate, up, down, activation, x.as<float>(), tokens, residual,
+              context.output_like(0, x, down.n));
+  }
+
+  Activation activation;
+  Matrix gate, up, down;
+};
+
+}  // namespace
+
+const OrtCustomOp* gated_mlp_op() { return CustomOp<GatedMlp>::get(); }
+
+}  // namespace spike::ops

@@ -1,0 +1,75 @@
+"""Sessions of one custom op each, for the tests of kernels/ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, save_model
+from onnx.external_data_helper import set_external_data
+
+from spikeinfer.kernels import ops_library
+
+OpSession = Callable[..., ort.InferenceSession]
+
+ELEMENT_TYPES = {
+    "f32": TensorProto.FLOAT,
+    "u8": TensorProto.UINT8,
+    "i32": TensorProto.INT32,
+    "i64": TensorProto.INT64,
+}
+
+
+def _weights(folder: Path, weights: Mapping[str, np.ndarray]) -> list[TensorProto]:
+    """External-data initialisers in one file, page aligned as in an engine directory."""
+    tensors = []
+    with (folder / "rank0.weights").open("wb") as file:
+        for name, data in weights.items():
+            file.write(b"\0" * (-file.tell() % 4096))
+            tensor = TensorProto(
+                name=name, data_type=TensorProto.UINT8, dims=data.shape, raw_data=b""
+            )
+            set_external_data(tensor, "rank0.weights", offset=file.tell(), length=data.nbytes)
+            tensor.ClearField("raw_data")
+            tensors.append(tensor)
+            file.write(data.tobytes())
+    return tensors
+
+
+@pytest.fixture
+def op_session(tmp_path: Path) -> OpSession:
+    """Makes a session that runs one node: op_session(op, {input: type}, {output: type}, ...)."""
+
+    def make(
+        op: str,
+        inputs: Mapping[str, str],
+        outputs: Mapping[str, str],
+        *,
+        weights: Mapping[str, np.ndarray] | None = None,
+        order: Sequence[str] | None = None,
+        threads: int = 2,
+        **attributes: object,
+    ) -> ort.InferenceSession:
+        names = list(order) if order is not None else [*inputs, *(weights or {})]
+        node = helper.make_node(op, names, list(outputs), f"the_{op}", domain="spike", **attributes)
+        graph = helper.make_graph(
+            [node],
+            op,
+            [helper.make_tensor_value_info(n, ELEMENT_TYPES[t], None) for n, t in inputs.items()],
+            [helper.make_tensor_value_info(n, ELEMENT_TYPES[t], None) for n, t in outputs.items()],
+            _weights(tmp_path, weights or {}),
+        )
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("spike", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        path = tmp_path / "rank0.engine"
+        save_model(model, path)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 4  # the tests of errors are loud enough
+        options.register_custom_ops_library(str(ops_library()))
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    return make
