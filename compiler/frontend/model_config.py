@@ -56,8 +56,7 @@ def read_config(directory: Path, model_type: str | None = None) -> ModelConfig:
             parsed = CONFIG_MAPPING[stated].from_dict(copy.deepcopy(dict(raw)))
         except Exception as error:  # transformers raises a dozen types for bad values
             raise _rejected(directory, stated, error) from error
-    if parsed.is_encoder_decoder:
-        raise _not_causal(directory, stated, "it is an encoder-decoder")
+    _require_decoder(directory, stated, parsed)
     _require_known_rope(directory, parsed)
     return ModelConfig(raw, parsed, stated)
 
@@ -142,7 +141,14 @@ def _require_causal(directory: Path, model_type: str, raw: Mapping[str, Any]) ->
         task = _other_task(model_type, name)
         if task:
             raise _not_causal(directory, model_type, f"its architecture {name} is made for {task}")
-    if model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not raw.get("is_decoder"):
+
+
+def _require_decoder(directory: Path, model_type: str, config: PretrainedConfig) -> None:
+    """Refuse encoders, whose *LMHead class attends to later tokens unless `is_decoder` is set."""
+    if config.is_encoder_decoder:
+        raise _not_causal(directory, model_type, "it is an encoder-decoder")
+    may_be_encoder = model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if may_be_encoder and not getattr(config, "is_decoder", False):
         raise _not_causal(
             directory, model_type, "it is an encoder (`is_decoder` isn't true in its config)"
         )

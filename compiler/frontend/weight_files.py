@@ -21,7 +21,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 OTHER_SUFFIXES = (".gguf", ".h5", ".msgpack", ".onnx")
-COMPARE_BYTES = 1 << 24
+COMPARE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
