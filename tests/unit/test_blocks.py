@@ -7,7 +7,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-
 from spikeinfer.runtime.blocks import BlockPool, BlockTable
 
 BLOCK, BLOCKS = 4, 12

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
 from spikeinfer.runtime.detokenizer import REPLACEMENT
 from spikeinfer.runtime.text_codec import TextCodec
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 TEXTS = st.text(st.sampled_from("ab é€😀 ▁\n日"), max_size=20)
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
 from spikeinfer import SpikeError
 from spikeinfer.runtime.logits import candidates
 from spikeinfer.runtime.sampling import Sampler, SamplingParams, choose_rows

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import example, given
 from hypothesis import strategies as st
-
 from spikeinfer.runtime.stop import StopMatcher
 
 LETTERS = st.text("ab\n", max_size=30)
@@ -13,7 +14,7 @@ STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3)
 
 def cut(text: str, at: list[int]) -> list[str]:
     edges = [0, *sorted(i % (len(text) + 1) for i in at), len(text)]
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
 @given(text=LETTERS, stops=STOPS, at=st.lists(st.integers(0, 99), max_size=8))
