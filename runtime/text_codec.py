@@ -1,7 +1,9 @@
 """Text to token ids and back, as the checkpoint's tokenizer does it in transformers.
 
 Reads tokenizer.json with the `tokenizers` library, and from tokenizer_config.json what that file
-does not hold: the names of the special tokens, and whether a BOS or EOS is put around a text.
+does not hold: which special token is which. What is put around a plain text (a BOS, usually) is
+decided by the post-processor of tokenizer.json; transformers 5, too, then passes over
+``add_bos_token`` and ``add_eos_token``. `tests/numeric/test_chat_oracle.py` compares with it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
 from ..errors import SpikeError
 from .detokenizer import StreamingDetokenizer
@@ -34,7 +36,6 @@ class TextCodec:
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
         self.special_tokens = _special_tokens(config)
-        self._set_post_processor(config)
         self.special_ids = frozenset(
             index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
@@ -82,24 +83,6 @@ class TextCodec:
             self.special_ids,
             self.byte_ids,
             context,
-        )
-
-    def _set_post_processor(self, config: Mapping[str, Any]) -> None:
-        """Follow an explicit add_bos_token or add_eos_token, as transformers does.
-
-        Source: TokenizersBackend.update_post_processor. Without either key the post-processor of
-        tokenizer.json stays.
-        """
-        if "add_bos_token" not in config and "add_eos_token" not in config:
-            return
-        bos = self.special_tokens.get("bos_token") if config.get("add_bos_token") else None
-        eos = self.special_tokens.get("eos_token") if config.get("add_eos_token") else None
-        names = [name for name in (bos, eos) if name is not None]
-        known = [(name, self._tokenizer.token_to_id(name)) for name in names]
-        parts = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-        self._tokenizer.post_processor = processors.TemplateProcessing(
-            single=" ".join(f"{part}:0" for part in parts),
-            special_tokens=[(name, index) for name, index in known if index is not None],
         )
 
 

@@ -18,7 +18,7 @@ from spikeinfer.runtime.chat import ChatTemplate
 from spikeinfer.runtime.loading import LoadedEngine
 from spikeinfer.runtime.session import SessionLimits, StepInputs
 from spikeinfer.runtime.text_codec import TextCodec
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 VOCAB = 260
 NAN_TOKEN = 250  # makes the toy's logits NaN
@@ -82,8 +82,10 @@ def codec() -> TextCodec:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<s>", "</s>"])
-    config = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
-    return TextCodec(tokenizer, config)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 256)]
+    )
+    return TextCodec(tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
 
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a:"
