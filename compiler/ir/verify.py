@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .graph import Constant, Graph, Level, Node, Value
-from .ops import OPS, attribute, infer
+from .ops import OPS, infer
 from .text import print_node
 from .types import SymDim
 
@@ -68,8 +68,9 @@ def _states(graph: Graph) -> Iterator[str]:
             yield f"state {state.name} is {state.type} but its input is {state.input.type}"
     for node in graph.nodes:
         for name in ("state", "key", "value"):
-            if name in node.attrs and attribute(node, name) not in graph.states:
-                yield f"{print_node(node)}: no state {node.attrs[name]!r}"
+            named = node.attrs.get(name)  # `full` has a value as well: a number, not a state
+            if isinstance(named, str) and named not in graph.states:
+                yield f"{print_node(node)}: no state {named!r}"
 
 
 def _placed(graph: Graph) -> Iterator[str]:

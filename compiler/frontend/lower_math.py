@@ -1,0 +1,301 @@
+"""Lowering of aten ops that compute: elementwise, reductions, products, norms, lookups."""
+
+from __future__ import annotations
+
+import torch
+
+from ..ir import Constant, DType, Operand, Value
+from .lower_call import Call, Lowered, Unsupported, lowers
+
+_UNARY = {
+    "neg": "neg", "abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "rsqrt": "rsqrt",
+    "reciprocal": "reciprocal", "sin": "sin", "cos": "cos", "tanh": "tanh", "erf": "erf",
+    "sigmoid": "sigmoid", "silu": "silu", "relu": "relu", "floor": "floor",
+    "logical_not": "logical_not",
+}  # fmt: skip
+_BINARY = {
+    "mul": "mul", "pow": "pow", "floor_divide": "floor_div", "remainder": "remainder",
+    "maximum": "maximum", "minimum": "minimum", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le",
+    "gt": "gt", "ge": "ge", "logical_and": "logical_and", "logical_or": "logical_or",
+}  # fmt: skip
+_BINARY_OVERLOADS = ("Tensor", "Scalar", "default", "Tensor_Tensor", "Tensor_Scalar")
+_LOGICAL = {"bitwise_and": "logical_and", "bitwise_or": "logical_or"}
+
+
+def _declare_elementwise() -> None:
+    for aten, op in _UNARY.items():
+        lowers(f"{aten}.default")(lambda call, op=op: call.emit(op, call.tensor("self")))
+    for aten, op in _BINARY.items():
+        lowers(*(f"{aten}.{overload}" for overload in _BINARY_OVERLOADS))(
+            lambda call, op=op: _binary(call, op)
+        )
+    for aten, op in _LOGICAL.items():
+        lowers(f"{aten}.Tensor", f"{aten}.Scalar")(lambda call, op=op: _logical(call, op))
+
+
+def operand(call: Call, argument: str) -> Operand:
+    """A tensor or literal argument; a symbolic size becomes a scalar tensor."""
+    value = call[argument]
+    if isinstance(value, Value | Constant | bool | int | float):
+        return value
+    return call.emit("full", shape=(), value=value, dtype=DType.I64)
+
+
+def _other(call: Call) -> str:
+    return next(n for n in ("other", "exponent", "value") if n in call.arguments)
+
+
+def _binary(call: Call, op: str) -> Lowered:
+    return call.emit(op, operand(call, "self"), operand(call, _other(call)))
+
+
+def _logical(call: Call, op: str) -> Lowered:
+    if call.type.dtype is not DType.BOOL:
+        raise Unsupported("bit operations on integers are not in the IR")
+    return _binary(call, op)
+
+
+_declare_elementwise()
+
+
+@lowers("bitwise_not.default")
+def bitwise_not(call: Call) -> Lowered:
+    """Of booleans only."""
+    if call.type.dtype is not DType.BOOL:
+        raise Unsupported("bit operations on integers are not in the IR")
+    return call.emit("logical_not", call.tensor("self"))
+
+
+@lowers("pow.Scalar")
+def power_of_scalar(call: Call) -> Lowered:
+    """number ** tensor"""
+    return call.emit("pow", operand(call, "self"), operand(call, "exponent"))
+
+
+@lowers("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
+def add(call: Call) -> Lowered:
+    """self +- alpha * other"""
+    op = "add" if "add" in call.op else "sub"
+    return call.emit(op, operand(call, "self"), _scaled(call, operand(call, "other")))
+
+
+@lowers("rsub.Scalar", "rsub.Tensor")
+def reversed_sub(call: Call) -> Lowered:
+    """other - alpha * self"""
+    return call.emit("sub", operand(call, "other"), _scaled(call, operand(call, "self")))
+
+
+def _scaled(call: Call, value: Operand) -> Operand:
+    alpha = call.arguments.get("alpha", 1)
+    return value if alpha == 1 else call.emit("mul", value, alpha)
+
+
+@lowers("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "true_divide.Tensor")
+def div(call: Call) -> Lowered:
+    """self / other, true or rounded down"""
+    mode = call.arguments.get("rounding_mode")
+    if mode not in (None, "floor"):
+        raise Unsupported(f"division with rounding mode {mode!r} is not in the IR")
+    op = "floor_div" if mode else "div"
+    return call.emit(op, operand(call, "self"), operand(call, "other"))
+
+
+@lowers("square.default")
+def square(call: Call) -> Lowered:
+    """x ^ 2"""
+    return call.emit("pow", call.tensor("self"), 2)
+
+
+@lowers("gelu.default")
+def gelu(call: Call) -> Lowered:
+    """exact or by tanh"""
+    return call.emit("gelu", call.tensor("self"), approximate=call["approximate"])
+
+
+@lowers("softplus.default")
+def softplus(call: Call) -> Lowered:
+    """log(1 + e^x); the IR has beta 1 only"""
+    if call["beta"] != 1:
+        raise Unsupported(f"softplus with beta {call['beta']} is not in the IR")
+    return call.emit("softplus", call.tensor("self"))
+
+
+@lowers("clamp.default", "clamp_min.default", "clamp_max.default")
+def clamp(call: Call) -> Lowered:
+    """limits as attributes"""
+    limits = {"low": call.arguments.get("min"), "high": call.arguments.get("max")}
+    given = {name: value for name, value in limits.items() if value is not None}
+    return call.emit("clamp", call.tensor("self"), **given)
+
+
+@lowers("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def where(call: Call) -> Lowered:
+    """condition ? self : other"""
+    return call.emit(
+        "where", call.tensor("condition"), operand(call, "self"), operand(call, "other")
+    )
+
+
+@lowers("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(call: Call) -> Lowered:
+    """value where the mask holds"""
+    return call.emit("where", call.tensor("mask"), operand(call, "value"), call.tensor("self"))
+
+
+@lowers(
+    "to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy.default", "type_as.default",
+)  # fmt: skip
+def to(call: Call) -> Lowered:
+    """A cast, or nothing; devices do not matter."""
+    return call.cast(call.tensor("self"), call.type.dtype)
+
+
+@lowers("dropout.default")
+def dropout(call: Call) -> Lowered:
+    """Nothing at inference."""
+    if call["train"] and call["p"] > 0:
+        raise Unsupported("dropout is active although the model is in inference mode")
+    return call.tensor("input")
+
+
+@lowers("softmax.int", "_softmax.default")
+def softmax(call: Call) -> Lowered:
+    """In the result's dtype."""
+    x = call.cast(call.tensor("self"), call.type.dtype)
+    return call.emit("softmax", x, axis=call.axis())
+
+
+@lowers("sum.dim_IntList", "mean.dim", "amax.default", "sum.default", "mean.default")
+def reduce(call: Call) -> Lowered:
+    """One axis after the other."""
+    op = call.op.partition(".")[0]
+    x = call.cast(call.tensor("self"), call.type.dtype) if op != "amax" else call.tensor("self")
+    rank = x.type.rank
+    axes = call.arguments.get("dim")
+    axes = range(rank) if axes is None or axes == [] else [a % rank for a in axes]
+    keep = bool(call.arguments.get("keepdim", False))
+    for axis in sorted(axes, reverse=True):
+        x = call.emit(op, x, axis=axis, keepdim=keep)
+    return x
+
+
+@lowers("max.dim")
+def max_and_index(call: Call) -> Lowered:
+    """Largest along an axis, and where it is first."""
+    x, axis, keep = call.tensor("self"), call.axis(), bool(call["keepdim"])
+    return [call.emit(op, x, axis=axis, keepdim=keep) for op in ("amax", "argmax")]
+
+
+@lowers("argmax.default")
+def argmax(call: Call) -> Lowered:
+    """Along one axis only."""
+    if call["dim"] is None:
+        raise Unsupported("argmax over all axes is not in the IR")
+    return call.emit("argmax", call.tensor("self"), axis=call.axis(), keepdim=call["keepdim"])
+
+
+@lowers("cumsum.default")
+def cumsum(call: Call) -> Lowered:
+    """Running sum in the result's dtype."""
+    return call.emit("cumsum", call.cast(call.tensor("self"), call.type.dtype), axis=call.axis())
+
+
+@lowers("topk.default")
+def topk(call: Call) -> Lowered:
+    """The largest only."""
+    if not call["largest"]:
+        raise Unsupported("topk of the smallest is not in the IR")
+    return call.emit_many("topk", call.tensor("self"), k=call["k"], axis=call.axis())
+
+
+@lowers("matmul.default", "bmm.default", "mm.default")
+def matmul(call: Call) -> Lowered:
+    """Of at least two axes each."""
+    second = "other" if "other" in call.arguments else "mat2"
+    a, b = call.tensor("self"), call.tensor(second)
+    if a.type.rank < 2 or b.type.rank < 2:
+        raise Unsupported("matmul of a vector is not in the IR")
+    return call.emit("matmul", a, b)
+
+
+@lowers("addmm.default", "baddbmm.default")
+def addmm(call: Call) -> Lowered:
+    """beta * self + alpha * (a b)"""
+    first, second = ("mat1", "mat2") if "mat1" in call.arguments else ("batch1", "batch2")
+    product: Operand = call.emit("matmul", call.tensor(first), call.tensor(second))
+    if call["alpha"] != 1:
+        product = call.emit("mul", product, call["alpha"])
+    bias: Operand = call.tensor("self")
+    if call["beta"] != 1:
+        bias = call.emit("mul", bias, call["beta"])
+    return call.emit("add", product, bias)
+
+
+@lowers("linear.default")
+def linear(call: Call) -> Lowered:
+    """x weight^T + bias"""
+    operands = [call.tensor("input"), call.tensor("weight")]
+    if call["bias"] is not None:
+        operands.append(call.tensor("bias"))
+    return call.emit("linear", *operands)
+
+
+@lowers("embedding.default")
+def embedding(call: Call) -> Lowered:
+    """Rows of the weight."""
+    return call.emit("embedding", call.tensor("weight"), call.tensor("indices"))
+
+
+@lowers("layer_norm.default")
+def layer_norm(call: Call) -> Lowered:
+    """Over the last axis only."""
+    _last_axis_only(call)
+    if call["weight"] is None and call["bias"] is not None:
+        raise Unsupported("a layer norm with a bias but no weight is not in the IR")
+    given = [n for n in ("input", "weight", "bias") if call[n] is not None]
+    return call.emit("layer_norm", *(call.tensor(n) for n in given), eps=call["eps"])
+
+
+@lowers("rms_norm.default")
+def rms_norm(call: Call) -> Lowered:
+    """As primitives, in the order that torch computes them."""
+    _last_axis_only(call)
+    x = call.tensor("input")
+    eps = torch.finfo(torch.float32).eps if call["eps"] is None else call["eps"]
+    mean = call.emit("mean", call.emit("pow", x, 2), axis=x.type.rank - 1, keepdim=True)
+    normed = call.emit("mul", x, call.emit("rsqrt", call.emit("add", mean, eps)))
+    return normed if call["weight"] is None else call.emit("mul", normed, call.tensor("weight"))
+
+
+def _last_axis_only(call: Call) -> None:
+    if len(call["normalized_shape"]) != 1:
+        raise Unsupported("a norm over several axes is not in the IR")
+
+
+@lowers("index_select.default")
+def index_select(call: Call) -> Lowered:
+    """Slices at the index."""
+    return call.emit("index_select", call.tensor("self"), call.tensor("index"), axis=call.axis())
+
+
+@lowers("index.Tensor")
+def index(call: Call) -> Lowered:
+    """x[:, i]: one index tensor."""
+    given = [(axis, i) for axis, i in enumerate(call["indices"]) if i is not None]
+    if len(given) != 1 or given[0][1].dtype is DType.BOOL:
+        raise Unsupported("only indexing by one integer tensor is in the IR")
+    ((axis, indices),) = given
+    return call.emit("index_select", call.tensor("self"), indices, axis=axis)
+
+
+@lowers("gather.default")
+def gather(call: Call) -> Lowered:
+    """Elements at the index."""
+    return call.emit("gather", call.tensor("self"), call.tensor("index"), axis=call.axis())
+
+
+@lowers("scatter.src", "scatter.value")
+def scatter(call: Call) -> Lowered:
+    """Elements replaced at the index."""
+    source = call["src"] if "src" in call.arguments else call["value"]
+    return call.emit("scatter", call.tensor("self"), call.tensor("index"), source, axis=call.axis())

@@ -1,0 +1,218 @@
+"""Lowering of aten ops that move or make elements: views, slices, joins, ranges, constants.
+
+Result shapes come from the tracer, so that sizes of -1 and the like need no second reading.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..ir import Dim, DType, SymDim, Tensor
+from .lower_call import Call, Lowered, Unsupported, lowers
+from .lower_dims import at_least
+
+_FAR = 2**62  # slice ends at or beyond mean "to the end"
+
+
+@lowers(
+    "view.default", "reshape.default", "unsqueeze.default", "squeeze.dim", "squeeze.dims",
+    "squeeze.default", "flatten.using_ints", "unflatten.int", "_unsafe_view.default",
+)  # fmt: skip
+def reshape(call: Call) -> Lowered:
+    """All of them keep the row-major order."""
+    return call.reshape(call.tensor("self"), call.shape)
+
+
+@lowers("expand.default", "expand_as.default", "broadcast_to.default")
+def expand(call: Call) -> Lowered:
+    """Broadcast to the result's shape."""
+    return call.expand(call.tensor("self"), call.shape)
+
+
+def _transposed(call: Call, x: Tensor, perm: list[int]) -> Lowered:
+    if perm == list(range(len(perm))):
+        return x
+    return call.emit("transpose", x, perm=tuple(perm))
+
+
+@lowers("permute.default")
+def permute(call: Call) -> Lowered:
+    """Axes in the given order."""
+    x = call.tensor("self")
+    return _transposed(call, x, [axis % x.type.rank for axis in call["dims"]])
+
+
+@lowers("transpose.int")
+def transpose(call: Call) -> Lowered:
+    """Two axes exchanged."""
+    x = call.tensor("self")
+    perm = list(range(x.type.rank))
+    first, second = call.axis("dim0"), call.axis("dim1")
+    perm[first], perm[second] = second, first
+    return _transposed(call, x, perm)
+
+
+@lowers("t.default", "mT.default", "numpy_T.default")
+def matrix_transpose(call: Call) -> Lowered:
+    """The last two axes exchanged."""
+    x = call.tensor("self")
+    perm = list(range(x.type.rank))
+    return _transposed(call, x, perm[:-2] + perm[-2:][::-1])
+
+
+@lowers("slice.Tensor")
+def slice_(call: Call) -> Lowered:
+    """Clamped: the length is the tracer's."""
+    x, axis, step = call.tensor("self"), call.axis(), call["step"]
+    size = x.shape[axis]
+    start = from_start(0 if call["start"] is None else call["start"], size)
+    if step == 1:
+        return call.slice(x, axis, start, start + call.shape[axis])
+    end = size if call["end"] is None else call["end"]
+    if not isinstance(size, int) or isinstance(end, SymDim):
+        raise Unsupported("a slice with a step over a symbolic axis is not in the IR")
+    return call.slice(x, axis, start, min(from_start(end, size), size), step)
+
+
+def from_start(index: Dim, size: Dim) -> Dim:
+    """An index counted from the start, at most `size`. Raises Unsupported if its sign is open."""
+    if isinstance(index, int) and index >= _FAR:
+        return size
+    if at_least(index, 0):
+        outside = isinstance(index, int) and isinstance(size, int) and index > size
+        return size if outside else index
+    if at_least(-index, 1):
+        return size + index
+    raise Unsupported(f"a slice from {index} may count from either end")
+
+
+@lowers("select.int")
+def select(call: Call) -> Lowered:
+    """One index of an axis, which is then dropped."""
+    x, axis = call.tensor("self"), call.axis()
+    start = from_start(call["index"], x.shape[axis])
+    return call.reshape(call.slice(x, axis, start, start + 1), call.shape)
+
+
+def _pieces(call: Call, axis: int) -> list[Tensor]:
+    """Slices of `self` as long as the traced results."""
+    start: Dim = 0
+    pieces = []
+    for fake in call.traced:
+        end = start + call.type_of(fake).shape[axis]
+        pieces.append(call.slice(call.tensor("self"), axis, start, end))
+        start = end
+    return pieces
+
+
+@lowers("split.Tensor", "split.sizes", "split_with_sizes.default", "chunk.default",
+        "tensor_split.sections")  # fmt: skip
+def split(call: Call) -> Lowered:
+    """Slices."""
+    return _pieces(call, call.axis())
+
+
+@lowers("unbind.int")
+def unbind(call: Call) -> Lowered:
+    """Slices of one, with the axis dropped."""
+    x, axis = call.tensor("self"), call.axis()
+    return [
+        call.reshape(call.slice(x, axis, i, i + 1), call.type_of(fake).shape)
+        for i, fake in enumerate(call.traced)
+    ]
+
+
+@lowers("cat.default", "concat.default")
+def concat(call: Call) -> Lowered:
+    """Empty vectors are skipped, as torch does."""
+    tensors: list[Tensor] = [t for t in call["tensors"] if t.shape != (0,)]
+    if len(tensors) == 1:
+        return tensors[0]
+    return call.emit("concat", *tensors, axis=call.axis("dim", tensors[0].type.rank))
+
+
+@lowers("stack.default")
+def stack(call: Call) -> Lowered:
+    """Joined along a new axis."""
+    tensors = call["tensors"]
+    axis = call.axis("dim", tensors[0].type.rank + 1)
+    whole = call.shape
+    one = (*whole[:axis], 1, *whole[axis + 1 :])
+    return call.emit("concat", *(call.reshape(t, one) for t in tensors), axis=axis)
+
+
+@lowers("repeat_interleave.self_int")
+def repeat_interleave(call: Call) -> Lowered:
+    """Each element several times in a row."""
+    x, times = call.tensor("self"), call["repeats"]
+    if call["dim"] is None:
+        raise Unsupported("repeat_interleave over all axes is not in the IR")
+    axis = call.axis()
+    before, after = x.shape[: axis + 1], x.shape[axis + 1 :]
+    return _tiled(call, x, (*before, 1, *after), (*before, times, *after))
+
+
+@lowers("repeat.default")
+def repeat(call: Call) -> Lowered:
+    """The whole tensor several times along axes."""
+    x, times = call.tensor("self"), list(call["repeats"])
+    sizes = [1] * (len(times) - x.type.rank) + list(x.shape)
+    if all(size == 1 or t == 1 for size, t in zip(sizes, times, strict=True)):
+        return call.expand(call.reshape(x, tuple(sizes)), call.shape)
+    pairs = list(zip(times, sizes, strict=True))
+    one = tuple(d for _, size in pairs for d in (1, size))
+    return _tiled(call, x, one, tuple(d for pair in pairs for d in pair))
+
+
+def _tiled(call: Call, x: Tensor, one: tuple[Dim, ...], many: tuple[Dim, ...]) -> Lowered:
+    return call.reshape(call.expand(call.reshape(x, one), many), call.shape)
+
+
+@lowers("tril.default", "triu.default")
+def triangle(call: Call) -> Lowered:
+    """Lower or upper."""
+    op = call.op.partition(".")[0]
+    return call.emit(op, call.tensor("self"), diagonal=call["diagonal"])
+
+
+@lowers("arange.default", "arange.start", "arange.start_step")
+def arange(call: Call) -> Lowered:
+    """Integers or floats in equal steps."""
+    start = call.arguments.get("start", 0)
+    step = call.arguments.get("step", 1)
+    if any(isinstance(v, float) for v in (start, call["end"], step)):
+        raise Unsupported("arange with fractional bounds is not in the IR")
+    given = {
+        name: v for name, v, default in (("start", start, 0), ("step", step, 1)) if v != default
+    }
+    return call.emit("arange", **given, end=call["end"], dtype=call.type.dtype)
+
+
+@lowers(
+    "zeros.default", "ones.default", "full.default", "scalar_tensor.default", "zeros_like.default",
+    "ones_like.default", "full_like.default", "new_zeros.default", "new_ones.default",
+    "new_full.default",
+)  # fmt: skip
+def full(call: Call) -> Lowered:
+    """Every element the same."""
+    value: Any = call.arguments.get("fill_value", call.arguments.get("s"))
+    if value is None:
+        value = 1 if "ones" in call.op else 0
+    if not isinstance(value, bool | int | float | SymDim):
+        raise Unsupported("full of a tensor's value is not in the IR")
+    kind = call.type
+    if kind.dtype.is_float and not isinstance(value, SymDim):
+        value = float(value)
+    elif kind.dtype is DType.BOOL:
+        value = bool(value)
+    return call.emit("full", shape=kind.shape, value=value, dtype=kind.dtype)
+
+
+@lowers("one_hot.default")
+def one_hot(call: Call) -> Lowered:
+    """1 at the index, 0 elsewhere, i64."""
+    x = call.tensor("self")
+    classes = call.shape[-1]
+    numbers = call.emit("arange", end=classes, dtype=DType.I64)
+    equal = call.emit("eq", call.reshape(x, (*x.shape, 1)), numbers)
+    return call.emit("cast", equal, dtype=DType.I64)

@@ -1,0 +1,197 @@
+"""A `transformers` model -> aten graph, by torch.export on fake weights.
+
+The traced function is one step: tokens and positions i64 [B, S], and one past f32 [B, Hkv, P, D]
+per cache slot, give logits f32 [B, S, V] and the presents [B, Hkv, P + S, D]. B, S and P are
+symbolic.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ...errors import ExitCode, SpikeError
+from .cache_slots import PAST_AXIS, CacheSlot, ConcatCache, cache_from, slots_of
+from .fake_model import make_traceable
+
+BATCH, TOKENS, PAST = 2, 3, 5  # example sizes: distinct, and neither 0 nor 1
+PREFIX = "model."  # of parameter and module names inside the traced step
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced step. Inputs after parameters and buffers: tokens, positions, one past per slot."""
+
+    exported: ExportedProgram
+    slots: tuple[CacheSlot, ...]
+
+
+class _Step(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
+    """One forward step with the cache as arguments and results."""
+
+    def __init__(self, model: torch.nn.Module, slots: tuple[CacheSlot, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self.slots = slots
+
+    def forward(self, tokens: Any, positions: Any, pasts: list[Any]) -> tuple[Any, list[Any]]:
+        """Logits [B, S, V] and the presents, in the order of the slots."""
+        cache = cache_from(self.slots, pasts)
+        logits = _forward(self.model, tokens, positions, cache)
+        layers = cache.layers
+        keyed = {"key": "keys", "value": "values"}
+        return logits, [getattr(layers[s.layer], keyed[s.part]) for s in self.slots]
+
+
+def trace(model: torch.nn.Module, *, max_positions: int | None = None) -> Traced:
+    """Traces a causal language model built on the meta device with eager attention.
+
+    The model is changed (fake weights) and is of no further use.
+
+    Args:
+        max_positions: longest sequence to be served; the config's maximum if None.
+
+    Raises: SPK202 if the model's code depends on data, SPK203 for states that are not keys and
+        values, SPK204 and SPK205 as `make_traceable`, SPK207 if a size cannot stay symbolic,
+        SPK208 if a step changes a buffer.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    make_traceable(model, mode, max_positions)
+    with torch.no_grad(), quiet_export():
+        slots = _probe(model, mode)
+        return Traced(_functional(_export(_Step(model, slots).eval())), slots)
+
+
+def _forward(model: torch.nn.Module, tokens: Any, positions: Any, cache: ConcatCache) -> Any:
+    names = inspect.signature(model.forward).parameters
+    # transformers 5.2x renamed the argument
+    keyword = "cache" if "cache" in names else "past_key_values"
+    given = {"input_ids": tokens, keyword: cache, "use_cache": True}
+    if "position_ids" in names:
+        given["position_ids"] = positions
+    return model(**given).logits
+
+
+def _probe(model: torch.nn.Module, mode: FakeTensorMode) -> tuple[CacheSlot, ...]:
+    cache = ConcatCache()
+    with mode:
+        tokens = torch.zeros(BATCH, TOKENS, dtype=torch.int64)
+        positions = torch.arange(TOKENS).expand(BATCH, TOKENS)
+    try:
+        with mode:
+            _forward(model, tokens, positions, cache)
+    except SpikeError:
+        raise
+    except Exception as error:  # the model's own code: anything may come
+        raise _untraceable(model, error) from error
+    slots = slots_of(cache)
+    if not slots:
+        raise SpikeError(
+            "SPK203",
+            "lowering",
+            f"{type(model).__name__} keeps nothing in its cache, so it cannot stream.",
+            "Use a decoder whose attention layers cache their keys and values.",
+            ExitCode.UNSUPPORTED,
+        )
+    return slots
+
+
+def _export(step: _Step) -> ExportedProgram:
+    batch, tokens, past = Dim("B", min=1), Dim("S", min=1), Dim("P", min=0)
+    pasts = [slot.past(BATCH, PAST) for slot in step.slots]
+    step_dims = {0: batch, 1: tokens}
+    try:
+        return torch.export.export(
+            step,
+            (
+                torch.zeros(BATCH, TOKENS, dtype=torch.int64),
+                torch.arange(PAST, PAST + TOKENS).repeat(BATCH, 1),
+                pasts,
+            ),
+            dynamic_shapes=(step_dims, step_dims, [{0: batch, PAST_AXIS: past} for _ in pasts]),
+            strict=False,
+        )
+    except SpikeError:
+        raise
+    except Exception as error:  # torch raises many types for what it cannot trace
+        raise _untraceable(step.model, error) from error
+
+
+def _functional(exported: ExportedProgram) -> ExportedProgram:
+    """The program without in-place ops, which cost a second pass only where there are any."""
+    if any(_mutates(node) for node in exported.graph.nodes):
+        exported = exported.run_decompositions({})
+    changed = list(exported.graph_signature.buffers_to_mutate.values())
+    changed += list(exported.graph_signature.user_inputs_to_mutate.values())
+    if changed:
+        raise SpikeError(
+            "SPK208",
+            "lowering",
+            f"a step changes {', '.join(n.removeprefix(PREFIX) for n in changed[:3])} in place.",
+            "Only keys and values may change between steps; report it with the model type.",
+            ExitCode.UNSUPPORTED,
+        )
+    return exported
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
+
+
+def _untraceable(model: torch.nn.Module, error: Exception) -> SpikeError:
+    text = str(error)
+    cause = " ".join(text.split())[:400]
+    name = type(model).__name__
+    if "Constraints violated" in text or "specialized" in text:
+        return SpikeError(
+            "SPK207",
+            "lowering",
+            f"the code of {name} works for one batch, sequence or past length only: {cause}",
+            "Such a model needs a change in its modelling code; report it with the model type.",
+            ExitCode.UNSUPPORTED,
+        )
+    return SpikeError(
+        "SPK202",
+        "lowering",
+        f"{name} cannot be traced: {type(error).__name__}: {cause}{_where(error)}",
+        "If the line depends on the values of a tensor, the model needs a traceable variant; "
+        "otherwise report it with the model type.",
+        ExitCode.UNSUPPORTED,
+    )
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of a model's own code in the traceback."""
+    place, step = "", error.__traceback__
+    while step is not None:
+        path = step.tb_frame.f_code.co_filename
+        if re.search(r"[\\/]models[\\/].*modeling_", path):
+            place = f" (at {path}:{step.tb_lineno})"
+        step = step.tb_next
+    return place
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Keeps the loggers of torch and transformers below errors for a while."""
+    names = ("torch", "transformers", "torch.fx", "torch._export", "torch.export")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
