@@ -10,7 +10,6 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, save_model
 from onnx.external_data_helper import set_external_data
-
 from spikeinfer.kernels import ops_library
 
 OpSession = Callable[..., ort.InferenceSession]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -220,3 +217,220 @@ def test_matches_dense_attention(op_session, name: str) -> None:
         play(op_session, shape, [{0: 37}, {0: 1, 1: 9}])
     else:
         play(op_session, shape, STEPS)
+
+
+@pytest.mark.parametrize("kv_format", ["f16", "int4"])
+def test_long_context_is_shared_between_threads(op_session, kv_format: str) -> None:
+    # 5000 positions: segments of 256 and of 1024, several tasks for one decode step.
+    shape = Shape(heads=4, kv_heads=2, key_dim=32, value_dim=32, kv_format=kv_format)
+    sess = session(op_session, shape)
+    cache = Cache(shape, blocks=330)
+    for new in ({0: 4990}, {0: 1}, {0: 9, 1: 3}):
+        feeds = cache.tokens(sum(new.values())) | cache.step(new)
+        if new.get(0) == 4990:  # a reference for all rows would need [4, 4990, 4990] logits
+            run(sess, cache, feeds)
+            continue
+        got = run(sess, cache, feeds)
+        np.testing.assert_allclose(got, reference(cache, feeds, new), rtol=0, atol=TOLERANCE)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("name", ["gqa", "odd-sizes", "int8", "int4", "window", "sinks", "mqa"])
+def test_bits_depend_neither_on_chunks_nor_on_company(op_session, name: str) -> None:
+    shape = SHAPES[name]
+    sess = session(op_session, shape)
+    alone = Cache(shape, blocks=64, seed=1)
+    prompt = alone.tokens(300)
+    sinks = {"sinks": np.linspace(-1, 1, shape.heads, dtype=np.float32)} if shape.sinks else {}
+    whole = run(sess, alone, prompt | sinks | alone.step({0: 300}))
+
+    busy = Cache(shape, blocks=128, seed=2)  # other block numbers
+    at, parts = 0, []
+    for count in (1, 130, 1, 77, 90, 1):
+        company = {5: 1 + at % 40, 0: count, 6: 3}
+        others = busy.tokens(sum(company.values()))
+        for n, rows in others.items():
+            rows[company[5] : company[5] + count] = prompt[n][at : at + count]
+        out = run(sess, busy, others | sinks | busy.step(company))
+        parts.append(out[company[5] : company[5] + count])
+        at += count
+    assert same_bits(np.concatenate(parts), whole)
+
+
+def test_bits_do_not_depend_on_threads(op_session) -> None:
+    shape = Shape(heads=6, kv_heads=2)
+    outs = []
+    for threads in (1, 2, 3):
+        sess = session(op_session, shape, threads)
+        cache = Cache(shape, blocks=128)
+        new: dict[int, int]
+        for new in ({0: 1000, 1: 40}, {0: 1, 1: 1}):
+            got = run(sess, cache, cache.tokens(sum(new.values())) | cache.step(new))
+            outs.append(got)
+    assert same_bits(outs[0], outs[2])
+    assert same_bits(outs[0], outs[4])
+    assert same_bits(outs[1], outs[3])
+    assert same_bits(outs[1], outs[5])
+
+
+@pytest.mark.parametrize(("kv_format", "error"), [("f16", 2**-11), ("int8", 0.5 / 127)])
+def test_stored_rows_are_rounded_to_nearest(op_session, kv_format: str, error: float) -> None:
+    # Error relative to the largest element of the group of 32, plus the scale's own f16 rounding.
+    shape = Shape(kv_format=kv_format)
+    cache = Cache(shape)
+    feeds = cache.tokens(50) | cache.step({0: 50})
+    run(session(op_session, shape), cache, feeds)
+    want = feeds["k"].reshape(50, 2, 2, 32)
+    got = cache.rows(cache.key_pool, 0).reshape(want.shape)
+    worst = np.abs(got - want).max(-1) / np.abs(want).max(-1)
+    assert worst.max() <= error * 1.1
+    assert worst.max() > error / 4  # or this test looks at the wrong thing
+
+
+def test_int4_rows_are_rounded_to_nearest(op_session) -> None:
+    shape = Shape(kv_format="int4")
+    cache = Cache(shape)
+    feeds = cache.tokens(50) | cache.step({0: 50})
+    feeds["v"][0, :32] = 3.25  # a constant group is exact
+    run(session(op_session, shape), cache, feeds)
+    want = feeds["v"].reshape(50, 2, 2, 32)
+    got = cache.rows(cache.value_pool, 0).reshape(want.shape)
+    step = (want.max(-1) - want.min(-1)) / 15
+    assert np.array_equal(got[0, 0, 0], want[0, 0, 0])
+    # Half a step, plus the f16 rounding of the scale (15 steps) and of the minimum (size 4).
+    assert np.all(np.abs(got - want).max(-1) <= 0.5 * step + 15 * step * 2**-11 + 4 * 2**-11)
+
+
+def test_unused_slots_stay_untouched_and_negative_slots_are_skipped(op_session) -> None:
+    shape = Shape(heads=2)
+    cache = Cache(shape)
+    feeds = cache.tokens(20) | cache.step({0: 20})
+    run(session(op_session, shape), cache, feeds)
+    used = np.zeros(64 * 16, bool)
+    used[feeds["slots"]] = True
+    flat = cache.key_pool.reshape(64 * 16, -1)
+    assert np.all(flat[~used] == 255)
+    assert not np.any(np.all(flat[used] == 255, axis=1))
+
+    again = cache.tokens(20) | {n: feeds[n] for n in ("seq_starts", "kv_lens", "block_tables")}
+    again["slots"] = np.full(20, -1, np.int32)
+    before = cache.key_pool.copy()
+    run(session(op_session, shape), cache, again)
+    assert same_bits(cache.key_pool, before)
+
+
+def test_blocks_left_of_the_window_may_be_gone(op_session) -> None:
+    shape = Shape(window=20, heads=2)
+    cache = Cache(shape)
+    sess = session(op_session, shape)
+    run(sess, cache, cache.tokens(100) | cache.step({0: 100}))
+    feeds = cache.tokens(1) | cache.step({0: 1})
+    expect = reference_after(cache, sess, feeds)
+    feeds["block_tables"][0, :5] = -1  # positions 0..79; the window begins at 81
+    cache.key_pool[cache.tables[0][:5]] = 255
+    np.testing.assert_array_equal(run(sess, cache, feeds), expect)
+
+
+def reference_after(cache: Cache, sess: ort.InferenceSession, feeds: dict) -> np.ndarray:
+    """The op's own result, itself checked against the reference."""
+    got = run(sess, cache, feeds)
+    np.testing.assert_allclose(got, reference(cache, feeds, {0: 1}), rtol=0, atol=TOLERANCE)
+    return got
+
+
+def test_nothing_to_do(op_session) -> None:
+    shape = Shape()
+    cache = Cache(shape)
+    sess = session(op_session, shape)
+    assert run(sess, cache, cache.tokens(0) | cache.step({})).shape == (0, 6 * 64)
+    assert run(sess, cache, cache.tokens(0) | cache.step({0: 0, 1: 0})).shape == (0, 6 * 64)
+    assert np.all(cache.key_pool == 255)
+
+
+def test_a_nan_in_one_sequence_stays_there(op_session) -> None:
+    shape = Shape(kv_format="int8")
+    cache = Cache(shape)
+    new = {0: 5, 1: 5}
+    feeds = cache.tokens(10) | cache.step(new)
+    feeds["k"][2, 3] = np.nan
+    got = run(session(op_session, shape), cache, feeds)
+    assert np.all(np.isnan(got[2:5].reshape(3, 2, -1)[:, 0]))  # kv head 0 from that token on
+    assert np.all(np.isfinite(got[5:]))
+
+
+def test_pools_that_are_not_bound_in_place_are_copied(op_session) -> None:
+    shape = Shape()
+    cache = Cache(shape)
+    sess = session(op_session, shape)
+    feeds = cache.tokens(30) | cache.step({0: 30})
+    pools = {"key_pool": cache.key_pool, "value_pool": cache.value_pool}
+    o, key_pool, value_pool = sess.run(None, feeds | pools)
+    assert np.all(cache.key_pool == 255)
+    same = run(sess, cache, feeds)
+    assert same_bits(o, same)
+    assert same_bits(key_pool, cache.key_pool)
+    assert same_bits(value_pool, cache.value_pool)
+
+
+FAULTS = {
+    "slots": (
+        "slots",
+        lambda a: a.__setitem__(3, 64 * 16),
+        "token 3: slot 1024, the pool has 1024",
+    ),
+    "block-large": ("block_tables", lambda a: a.__setitem__((0, 1), 64), "entry 1 is block 64"),
+    "block-negative": ("block_tables", lambda a: a.__setitem__((0, 0), -1), "entry 0 is block -1"),
+    "len-short": ("kv_lens", lambda a: a.__setitem__(0, 19), "less than its 20 new tokens"),
+    "len-long": ("kv_lens", lambda a: a.__setitem__(0, 81), "needs 6 blocks, block_tables has 5"),
+    "len-huge": ("kv_lens", lambda a: a.__setitem__(0, 2**31 - 1), "needs 134217728 blocks"),
+    "starts-first": ("seq_starts", lambda a: a.__setitem__(0, 1), "seq_starts begins with 1"),
+    "starts-last": ("seq_starts", lambda a: a.__setitem__(2, 19), "sequence 1: seq_starts decre"),
+    "starts-less": ("seq_starts", lambda a: a.__isub__([0, 1, 1]), "ends with 22, the step has 23"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_bad_indices_are_errors_before_anything_is_written(op_session, name: str) -> None:
+    array, break_it, message = FAULTS[name]
+    shape = Shape()
+    cache = Cache(shape)
+    feeds = cache.tokens(23) | cache.step({0: 20, 1: 3})
+    break_it(feeds[array])
+    with pytest.raises(Exception, match="spike.Attention 'the_Attention'.*" + message):
+        run(session(op_session, shape), cache, feeds)
+    assert np.all(cache.key_pool == 255)
+    assert np.all(cache.value_pool == 255)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_format": "int3"}, "unknown kv_format 'int3'"),
+        ({"heads": 5}, "5 heads can't share 2 kv heads"),
+        ({"window": -1}, "must not be negative"),
+    ],
+)
+def test_bad_attributes_are_errors(op_session, change: dict[str, object], message: str) -> None:
+    attributes = {"heads": 6, "kv_heads": 2, "scale": 1.0, "kv_format": "f16"} | change
+    outputs = {"o": "f32", "key_pool_out": "u8", "value_pool_out": "u8"}
+    with pytest.raises(Exception, match=message):
+        op_session("Attention", INPUTS, outputs, **attributes)
+
+
+def test_bad_shapes_are_errors(op_session) -> None:
+    shape = Shape(kv_format="int8")
+    cache = Cache(shape)
+    sess = session(op_session, shape)
+    good = cache.tokens(4) | cache.step({0: 4})
+    with pytest.raises(Exception, match=r"k has shape \[4, 64\], expected \[4, 128\]"):
+        run(sess, cache, good | {"k": good["k"][:, :64].copy()})
+    with pytest.raises(Exception, match=r"slots has shape \[3\], expected \[4\]"):
+        run(sess, cache, good | {"slots": good["slots"][:3]})
+    with pytest.raises(Exception, match="must be multiples of 32"):
+        run(sess, cache, good | {n: good[n][:, : good[n].shape[1] * 3 // 4].copy() for n in "qkv"})
+    other = Cache(Shape(kv_format="int4"))
+    with pytest.raises(Exception, match=r"key_pool has shape \[64, 16, 2, 40\]"):
+        run(sess, other, good)

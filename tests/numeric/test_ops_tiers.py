@@ -1,0 +1,31 @@
+"""Every instruction-set tier passes the tests of the ops: each runs in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from spikeinfer.kernels import cpu_tier
+
+TIERS = ("scalar", "avx2", "avx512")
+FILES = ("test_ops_attention.py", "test_ops_rows.py", "test_ops_weights.py")
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_tier(tier: str) -> None:
+    if TIERS.index(tier) >= TIERS.index(cpu_tier()):
+        pytest.skip(f"{tier} is the tier of this run already, or more than this CPU has")
+    here = Path(__file__).parent
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", *(str(here / f) for f in FILES)],
+        env=os.environ | {"SPIKE_CPU": tier},
+        cwd=here.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-4000:]
