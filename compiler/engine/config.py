@@ -105,12 +105,13 @@ class NearMiss:
 
 @dataclass(frozen=True)
 class PassEntry:
-    """What one pass did in this build."""
+    """What one pass did in this build. `facts` holds its numbers and decisions."""
 
     name: str
     fired: int
     where: tuple[str, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -134,8 +134,9 @@ def _passes(config: EngineConfig) -> str:
         misses = [f"{m.where}: {m.reason}" for m in entry.near_misses[:_MISSES_SHOWN]]
         if len(entry.near_misses) > _MISSES_SHOWN:
             misses.append(f"and {len(entry.near_misses) - _MISSES_SHOWN} more")
-        rows.append((entry.name, entry.fired, "\n".join(misses)))
-    return _table("Passes", ("Pass", "#Fired", "Near misses"), rows)
+        facts = [f"{key}: {_text(entry.facts[key])}" for key in sorted(entry.facts)]
+        rows.append((entry.name, entry.fired, "\n".join(facts), "\n".join(misses)))
+    return _table("Passes", ("Pass", "#Fired", "Facts", "Near misses"), rows)
 
 
 def _free_form(config: EngineConfig) -> str:

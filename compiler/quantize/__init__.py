@@ -1,1 +1,26 @@
-"""To be written."""
+"""Storage formats of weights: which tensor gets which, and how its bytes are made.
+
+names.py    quantisation names      roles.py   what a tensor is for
+policy.py   the rules, as a table   plan.py    the rules applied to a whole model
+store.py    quantise and pack, streaming
+"""
+
+from __future__ import annotations
+
+from .names import Quantization
+from .plan import Choice, StoragePlan, TensorSpec, plan, stored_bytes
+from .policy import ModelFacts
+from .roles import Role
+from .store import store
+
+__all__ = [
+    "Choice",
+    "ModelFacts",
+    "Quantization",
+    "Role",
+    "StoragePlan",
+    "TensorSpec",
+    "plan",
+    "store",
+    "stored_bytes",
+]

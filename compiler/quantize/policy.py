@@ -1,0 +1,136 @@
+"""Which format each tensor is stored in: llama.cpp's mixes, as one table of rules.
+
+Source: `llama_tensor_get_type_impl` and `tensor_type_fallback` in llama.cpp's src/llama-quant.cpp
+(as shipped in llama-cpp-python 0.3.36), so that quality and size can be compared tensor by tensor.
+Differences, on purpose:
+
+- no rule looks at the architecture's name, so Falcon's own mix is left out;
+- llama.cpp stores a few tensors as q5_k (`attn_output` with 8 experts, half of `attn_v` in
+  80-layer models), a format we don't have: they become q6_k, the next larger one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .names import Quantization
+from .roles import UNQUANTIZED, VALUE_LIKE, Role
+
+BLOCK = {"f32": 1, "f16": 1, "bf16": 1, "q8_0": 32, "q5_0": 32, "q4_k": 256, "q5_k": 256,
+         "q6_k": 256}  # fmt: skip
+"""Elements per block; K must be a multiple."""
+
+SMALLER_BLOCK = {"q4_k": "q5_0", "q5_k": "q8_0", "q6_k": "q8_0"}
+"""What takes the place of a format whose blocks are too long for K."""
+
+SUBSTITUTE = {"q5_k": "q6_k"}
+"""Formats that llama.cpp uses and we don't have."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the rules need to know about the whole model.
+
+    Args:
+        layers: decoder layers.
+        heads: query heads.
+        kv_heads: key/value heads.
+        experts: experts per layer; 0 for a dense model.
+        tied: whether the embedding is also the output head.
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    experts: int = 0
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tensor as a rule sees it: rows of `k`, number `index` of `count` in its group."""
+
+    role: Role
+    k: int
+    index: int
+    count: int
+    model: ModelFacts
+
+    @property
+    def is_output(self) -> bool:
+        """The head, also where it is the embedding."""
+        return self.role == Role.OUTPUT or (self.role == Role.TOKEN_EMBD and self.model.tied)
+
+    @property
+    def is_value(self) -> bool:
+        """Carries attention values."""
+        return self.role in VALUE_LIKE
+
+    @property
+    def gets_more_bits(self) -> bool:
+        """The first eighth of the layers, the last eighth, and every third one between."""
+        first = self.count // 8
+        return (
+            self.index < first or self.index >= 7 * self.count // 8 or (self.index - first) % 3 == 2
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """If `applies`, the tensor is stored as `format`."""
+
+    why: str
+    format: str
+    applies: Callable[[Case], bool]
+
+
+# The first rule that applies decides; a tensor that none applies to gets the mix's base format.
+_OUTPUT = (
+    Rule("output head, K not in 256s", "q8_0", lambda c: c.is_output and c.k % 256 != 0),
+    Rule("output head", "q6_k", lambda c: c.is_output),
+)
+_EIGHT_EXPERTS = (
+    Rule("values, 8 experts", "q8_0", lambda c: c.is_value and c.model.experts == 8),
+    Rule("keys, 8 experts", "q8_0", lambda c: c.role == Role.ATTN_K and c.model.experts == 8),
+)
+_MORE_BITS = (
+    Rule("values, sensitive layer", "q6_k", lambda c: c.is_value and c.gets_more_bits),
+    Rule("values shared by many heads, 80 layers", "q5_k",
+         lambda c: c.is_value and c.model.layers == 80 and c.model.kv_heads != c.model.heads),
+    Rule("ffn_down, sensitive layer", "q6_k",
+         lambda c: c.role == Role.FFN_DOWN and c.gets_more_bits),
+    Rule("attention output, 8 experts", "q5_k",
+         lambda c: c.role == Role.ATTN_OUTPUT and c.model.experts == 8),
+)  # fmt: skip
+
+MIXES: dict[Quantization, tuple[str, tuple[Rule, ...]]] = {
+    Quantization.Q4_K_M: ("q4_k", _OUTPUT + _EIGHT_EXPERTS + _MORE_BITS),
+    Quantization.Q6_K: ("q6_k", _OUTPUT + _EIGHT_EXPERTS),
+    Quantization.Q8_0: ("q8_0", ()),
+    Quantization.F16: ("f16", ()),
+    Quantization.BF16: ("bf16", ()),
+    Quantization.F32: ("f32", ()),
+}
+"""Base format and rules of each quantisation."""
+
+
+def choose(quantization: Quantization, case: Case, rank: int) -> tuple[str, str, str]:
+    """(format, why, fallback reason or "") of one tensor with `rank` dimensions."""
+    if rank < 2 or case.role in UNQUANTIZED:
+        return "f32", "never quantised", ""
+    base, rules = MIXES[quantization]
+    rule = next((r for r in rules if r.applies(case)), Rule("base format", base, lambda _: True))
+    stored = SUBSTITUTE.get(rule.format, rule.format)
+    reason = f"{rule.format} is not in this version" if stored != rule.format else ""
+    fitting = _fit(stored, case.k)
+    if fitting != stored:
+        reason = f"K = {case.k} is not a multiple of {BLOCK[stored]}, which {stored} needs"
+    return fitting, rule.why, reason
+
+
+def _fit(format: str, k: int) -> str:
+    """`format`, or what replaces it for rows of k elements; f16 fits everything."""
+    while k % BLOCK[format]:
+        format = SMALLER_BLOCK.get(format, "f16")
+    return format
