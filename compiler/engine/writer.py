@@ -65,6 +65,7 @@ class EngineWriter:
         self._version = version
         self._keep_failed = keep_failed
         self._check_replaceable()
+        self._new_parents = _missing_parents(self.output)
         with write_errors(self.output):
             self.output.parent.mkdir(parents=True, exist_ok=True)
         self._lock = OutputLock(self.output)
@@ -96,6 +97,8 @@ class EngineWriter:
                 self._discard(error)
         finally:
             self._lock.release()
+            if not self._published:
+                self._remove_new_parents()
         if isinstance(error, OSError) and (full := no_space_error(self.path / "a file", error)):
             raise full from error
 
@@ -222,6 +225,12 @@ class EngineWriter:
         with write_errors(self.output):
             self.path.rename(self._failed_name())
 
+    def _remove_new_parents(self) -> None:
+        """Remove the directories made for the output, as far as they are empty again."""
+        with suppress(OSError):
+            for parent in self._new_parents:
+                parent.rmdir()
+
     def _failed_name(self) -> Path:
         """``OUTPUT.failed``; an older one of ours gives way, anything else is left alone."""
         base = self.output.with_name(f"{self.output.name}.failed")
@@ -232,3 +241,8 @@ class EngineWriter:
             count += 1
             path = base.with_name(f"{base.name}.{count}")
         return path
+
+
+def _missing_parents(path: Path) -> list[Path]:
+    """Directories above `path` that don't exist, innermost first."""
+    return [parent for parent in path.parents if not parent.exists()]

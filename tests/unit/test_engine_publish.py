@@ -253,6 +253,17 @@ def test_a_failure_leaves_nothing_or_what_was_asked_to_be_kept(tmp_path: Path) -
     assert sorted(os.listdir(tmp_path)) == ["engine.failed", "engine.failed.2"]
 
 
+def test_a_failure_leaves_no_directories_above_the_output(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), EngineWriter(tmp_path / "a/b/e", version="1"):
+        raise ValueError("mine")
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ValueError, match="mine"), EngineWriter(tmp_path / "a/b/e", version="1"):
+        (tmp_path / "a" / "b" / "of_another").touch()
+        raise ValueError("mine")
+    assert os.listdir(tmp_path / "a" / "b") == ["of_another"]
+
+
 def test_a_kept_failed_engine_does_not_open_by_accident(tmp_path: Path) -> None:
     output = tiny_build(tmp_path / "engine")
     (output / "FAILED.txt").write_text("KL too large")
