@@ -1,1 +1,198 @@
-"""One build, phase by phase."""
+"""One build, phase by phase: checkpoint, graph, passes, weights, model, golden gate, engine."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from . import __version__
+from .compiler.assembly.evidence import Scorers, limits, measure
+from .compiler.assembly.pipeline import DumpIr, Storage, passes_for, require_streaming
+from .compiler.assembly.progress import Progress
+from .compiler.assembly.request import BuildRequest
+from .compiler.assembly.settings import (
+    engine_config,
+    kv_format,
+    model_facts,
+    provenance,
+    row_bytes,
+    sequence_limit,
+)
+from .compiler.assembly.weights import total_bytes, write_weights
+from .compiler.backends import emit_onnx
+from .compiler.engine import EngineConfig, EngineWriter, Evidence, Manifest
+from .compiler.engine.manifest import MODEL, WEIGHTS
+from .compiler.frontend.checkpoint import Checkpoint
+from .compiler.frontend.import_model import import_model
+from .compiler.ir import Graph
+from .compiler.quantize import Quantization, StoragePlan
+from .errors import ExitCode, SpikeError
+from .passes.base import Pass, PassReport
+from .passes.manager import Observer, run_pipeline
+from .passes.validate import ValidatePasses
+from .runtime.engine import SpikeEngine
+
+SPARE = 64 << 20
+"""Bytes of disk besides the weights: graph, tokenizer, page padding."""
+
+__all__ = ["BuildRequest", "BuildResult", "Progress", "build"]
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build gave. `manifest` is None for a dry run."""
+
+    output_dir: Path
+    config: EngineConfig | None
+    evidence: Evidence
+    reports: list[PassReport]
+    plan: StoragePlan
+    weight_bytes: int
+    manifest: Manifest | None = None
+
+
+@dataclass
+class _Build:
+    request: BuildRequest
+    checkpoint: Checkpoint
+    quantization: Quantization
+    storage: Storage
+    graph: Graph
+    reports: list[PassReport] = field(default_factory=list)
+
+
+def build(request: BuildRequest, progress: Progress | None = None) -> BuildResult:
+    """Builds an engine and publishes it in one step; nothing is published on an error.
+
+    Raises:
+        SpikeError: with the code of the part that refused; SPK580 (exit 4) if the engine is too far
+            from its source.
+    """
+    tell = progress or Progress()
+    work = _compile(request, tell)
+    assert work.storage.plan is not None
+    size = total_bytes(work.graph)
+    if request.dry_run:
+        return BuildResult(
+            request.output_dir, None, Evidence("off"), work.reports, work.storage.plan, size
+        )
+    return _assemble(work, work.storage.plan, size, tell)
+
+
+def _compile(request: BuildRequest, tell: Progress) -> _Build:
+    """Checkpoint to placed graph; reads no weights."""
+    tell.phase("checkpoint")
+    checkpoint = Checkpoint.open(request.model, request.model_type)
+    for note in checkpoint.notes:
+        tell.note(note)
+    stored = next(iter(checkpoint.parameters.values())).dtype
+    dtype = str(stored).removeprefix("torch.") if request.dtype == "auto" else request.dtype
+    quantization = Quantization.parse(request.quantization, dtype)
+    longest = sequence_limit(request, checkpoint)
+    storage = Storage(quantization, model_facts(checkpoint))
+    phases = passes_for(request, storage, kv_format(request, quantization))
+    tell.phase("trace")
+    graph = import_model(checkpoint, max_positions=longest)
+    tell.phase("passes", sum(len(p.passes) for p in phases), "passes")
+    watch = _Watch(request, graph, checkpoint, tell)
+    reports = run_pipeline(graph, phases, watch)
+    if request.enable_streaming:
+        require_streaming(reports)
+    return _Build(request, checkpoint, quantization, storage, graph, reports)
+
+
+class _Watch(Observer):
+    """Progress, `--dump-ir` and `--verify-passes` around every pass."""
+
+    def __init__(
+        self, request: BuildRequest, graph: Graph, checkpoint: Checkpoint, tell: Progress
+    ) -> None:
+        self.tell = tell
+        self.watchers: list[Observer] = []
+        if request.dump_ir is not None:
+            self.watchers.append(DumpIr(request.dump_ir, graph))
+        if request.verify_passes:
+            self.watchers.append(ValidatePasses(checkpoint.load))
+
+    def before_pass(self, step: Pass, graph: Graph) -> None:
+        for watcher in self.watchers:
+            watcher.before_pass(step, graph)
+
+    def after_pass(self, step: Pass, graph: Graph, report: PassReport) -> None:
+        for watcher in self.watchers:
+            watcher.after_pass(step, graph, report)
+        self.tell.advance(1)
+
+    def after_phase(self, phase: str, graph: Graph) -> None:
+        for watcher in self.watchers:
+            watcher.after_phase(phase, graph)
+
+
+def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> BuildResult:
+    """Placed graph to published engine."""
+    request, checkpoint, graph = work.request, work.checkpoint, work.graph
+    with EngineWriter(
+        request.output_dir, version=__version__, keep_failed=request.keep_failed
+    ) as writer:
+        writer.require_space(size + SPARE)
+        tell.phase("weights", size, "bytes")
+        with writer.weights() as weights:
+            stored = write_weights(graph, checkpoint, weights, request.workers, tell)
+        tell.phase("engine")
+        rows = {s.name: row_bytes(s) for s in graph.states.values()}
+        model = emit_onnx(graph, stored, WEIGHTS, rows, request.tokens_per_block)
+        writer.write(MODEL, model.SerializeToString(deterministic=True))
+        for path in checkpoint.tokenizer_files():
+            writer.copy(path)
+        config = engine_config(request, checkpoint, graph, weights.specs, work.reports, plan)
+        writer.stage(config, provenance(request, checkpoint))
+        tell.phase("golden gate")
+        evidence = _gate(work, writer, tell)
+        tell.phase("publish")
+        manifest = writer.publish()
+    return BuildResult(request.output_dir, config, evidence, work.reports, plan, size, manifest)
+
+
+def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence:
+    """Measures the staged engine. Raises SPK580 (exit 4) if it is too far from its source."""
+    states = [s.format for s in work.graph.states.values()]
+    thresholds = limits(work.request, work.quantization, states[0] if states else "f32")
+    with ExitStack() as stack:
+        evidence = measure(
+            work.request,
+            work.checkpoint,
+            thresholds,
+            lambda: _scorers(stack.enter_context(SpikeEngine(writer.path))),
+            tell,
+        )
+    writer.record(evidence)
+    if evidence.status == "failed":
+        kept = f"{work.request.output_dir}.failed" if work.request.keep_failed else ""
+        raise SpikeError(
+            "SPK580",
+            "golden gate",
+            f"the engine is too far from its source: {evidence.reason}.",
+            f"It is kept in {kept}."
+            if kept
+            else "See it with --keep-failed; change --quantization, "
+            "--kv-cache-dtype or the recipe's thresholds; --verify-passes tells whether a pass is "
+            "to blame.",
+            ExitCode.GOLDEN_FAILED,
+        )
+    return evidence
+
+
+def _scorers(engine: SpikeEngine) -> Scorers:
+    """The staged engine under test, prefill in chunks and token by token."""
+
+    def prefill(tokens: list[int]) -> npt.NDArray[np.float32]:
+        return engine.score(tokens)
+
+    def decode(tokens: list[int]) -> npt.NDArray[np.float32]:
+        return engine.score(tokens, chunk_tokens=1)
+
+    return Scorers(prefill, decode, engine.max_seq_len)

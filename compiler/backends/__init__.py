@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .emission import StoredTensor
-from .onnx_backend import EMITTERS, emit_onnx, state_names
+from .onnx_backend import KERNEL_NAMES, emit_onnx, state_names
 
-__all__ = ["EMITTERS", "StoredTensor", "emit_onnx", "state_names"]
+__all__ = ["KERNEL_NAMES", "StoredTensor", "emit_onnx", "state_names"]

@@ -10,6 +10,12 @@ from .kernel_nodes import KERNELS
 from .primitive_nodes import PRIMITIVES
 
 EMITTERS = {**PRIMITIVES, **KERNELS}
+KERNEL_NAMES = {
+    **{op: f"onnx.{op}" for op in PRIMITIVES},
+    **{op: f"spike.{op}" for op in KERNELS},
+    "attention": "onnx.attention",
+}
+"""Who runs each op: standard nodes of ONNX Runtime, or our kernels."""
 PAGED = "kv."
 
 

@@ -1,0 +1,6 @@
+"""Puts the parts of an engine together; `driver.py` calls these in order.
+
+request.py  what a build is asked to do      progress.py  how it tells what it is doing
+pipeline.py passes for this build            weights.py   constants -> rank0.weights
+settings.py config.json and provenance       evidence.py  golden gate -> evidence.json
+"""

@@ -1,0 +1,82 @@
+"""The passes of one build: the default order, with the build's policies and options set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...errors import ExitCode, SpikeError
+from ...passes.assign_kernels import AssignKernels
+from ...passes.assign_storage import AssignStorage
+from ...passes.base import Pass, PassReport
+from ...passes.manager import Observer, Phase
+from ...passes.pipeline import configure, default_pipeline
+from ..backends import KERNEL_NAMES
+from ..ir import Constant, Graph, print_graph
+from ..quantize import ModelFacts, Quantization, Role, StoragePlan, TensorSpec, plan
+from .request import BuildRequest
+
+STREAMING_ONLY = ("alias-kv", "flatten-tokens", "select-logit-rows")
+
+
+class Storage:
+    """The quantisation's rules as a policy for assign-storage; keeps the plan for the report."""
+
+    def __init__(self, quantization: Quantization, model: ModelFacts) -> None:
+        self.quantization, self.model = quantization, model
+        self.plan: StoragePlan | None = None
+
+    def __call__(self, matrices: Sequence[Constant]) -> Mapping[str, str]:
+        """Storage format of every matrix."""
+        specs = [
+            TensorSpec(c.name, Role(c.role), tuple(d for d in c.shape if isinstance(d, int)))
+            for c in matrices
+        ]
+        self.plan = plan(self.quantization, specs, self.model)
+        return self.plan.formats
+
+
+def passes_for(request: BuildRequest, storage: Storage, kv_format: str) -> tuple[Phase, ...]:
+    """The phases of this build. Raises SPK301..303 for wrong names or options in the recipe."""
+    left_out = set(request.without)
+    if not request.enable_streaming:
+        left_out.update(STREAMING_ONLY)
+    phases = configure(default_pipeline(), without=left_out, options=request.pass_options)
+
+    def with_policy(step: Pass) -> Pass:
+        if isinstance(step, AssignStorage):
+            return replace(step, policy=storage, kv_format=kv_format)
+        return replace(step, kernels=KERNEL_NAMES) if isinstance(step, AssignKernels) else step
+
+    return tuple(Phase(p.name, tuple(map(with_policy, p.passes))) for p in phases)
+
+
+class DumpIr(Observer):
+    """Writes one IR file per phase: ``0-traced.ir``, ``1-clean.ir``, ..."""
+
+    def __init__(self, directory: Path, traced: Graph) -> None:
+        self.directory, self.count = directory, 0
+        directory.mkdir(parents=True, exist_ok=True)
+        self.after_phase("traced", traced)
+
+    def after_phase(self, phase: str, graph: Graph) -> None:
+        """One more file."""
+        path = self.directory / f"{self.count}-{phase}.ir"
+        path.write_text(print_graph(graph), encoding="utf-8")
+        self.count += 1
+
+
+def require_streaming(reports: Sequence[PassReport]) -> None:
+    """Raises SPK306 if the graph could not be made ragged, with the node that blocks it."""
+    for report in reports:
+        if report.name not in ("alias-kv", "flatten-tokens") or not report.missed:
+            continue
+        miss = report.missed[0]
+        raise SpikeError(
+            "SPK306",
+            "streaming",
+            f"{report.name} refuses in {miss.where}: {miss.reason}.",
+            "Build without --enable-streaming: the functional engine does not need it.",
+            ExitCode.UNSUPPORTED,
+        )

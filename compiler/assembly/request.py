@@ -1,0 +1,127 @@
+"""What a build is asked to do: every flag of `spike-build`, typed, with its default.
+
+Importing this needs none of the build extra, so that the command line can check its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from ...errors import ExitCode, SpikeError
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
+KV_TYPES = ("auto", "paged", "continuous")
+BACKENDS = ("onnxruntime", "tensorrt")
+PATHS = ("model", "output_dir", "dump_ir", "golden")
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """One build.
+
+    Args:
+        model: checkpoint directory.
+        output_dir: engine directory to publish.
+        model_type: the checkpoint's type if config.json does not state it.
+        dtype: storage of unquantised matrices; ``auto`` is the checkpoint's. Kernels compute in
+            float32.
+        quantization: ``q4_k_m`` and so on; ``none`` keeps matrices in `dtype`.
+        enable_streaming: flat tokens over a paged cache, instead of batch, sequence and past.
+        max_num_tokens: tokens of one step.
+        max_batch_size: sequences of one step.
+        max_seq_len: tokens of one sequence; the model's own limit, at most 8192, if None.
+        kv_cache_type: ``paged`` with streaming, ``continuous`` without.
+        kv_cache_dtype: f32, f16, int8 or int4; ``auto`` is f32 for an all-float32 engine, else f16.
+        tokens_per_block: size of a block of the paged cache.
+        workers: threads of the quantiser; 0 for one per CPU.
+        golden: ``auto``, ``off``, or a golden set's file.
+        thresholds: limits of the golden gate that replace the format's own.
+        without: passes to leave out.
+        pass_options: options by pass name.
+        dry_run: stop before any weight is read and say what would be built.
+        verify_passes: run the reference interpreter before and after each pass.
+        dump_ir: directory for one IR file per phase.
+        keep_failed: keep an engine that failed, beside the output.
+    """
+
+    model: Path
+    output_dir: Path
+    model_type: str | None = None
+    dtype: str = "auto"
+    quantization: str = "none"
+    enable_streaming: bool = False
+    max_num_tokens: int = 512
+    max_batch_size: int = 8
+    max_seq_len: int | None = None
+    kv_cache_type: str = "auto"
+    kv_cache_dtype: str = "auto"
+    tokens_per_block: int = 32
+    workers: int = 0
+    backend: str = "onnxruntime"
+    golden: str = "auto"
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    pass_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    dry_run: bool = False
+    verify_passes: bool = False
+    dump_ir: Path | None = None
+    keep_failed: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises SpikeError SPK801 for a value out of range, SPK802 for a later feature."""
+        object.__setattr__(self, "model", Path(self.model))
+        object.__setattr__(self, "output_dir", Path(self.output_dir))
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv-cache-dtype", self.kv_cache_dtype, KV_DTYPES)
+        _one_of("kv-cache-type", self.kv_cache_type, KV_TYPES)
+        _one_of("backend", self.backend, BACKENDS)
+        for name in ("max_num_tokens", "max_batch_size", "max_seq_len", "tokens_per_block"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise _bad(name.replace("_", "-"), value, "a number of at least 1")
+        if self.workers < 0:
+            raise _bad("workers", self.workers, "0 (one per CPU) or more")
+        self._check_cache()
+        if self.backend == "tensorrt":
+            raise SpikeError(
+                "SPK802",
+                "command line",
+                "--backend tensorrt is not in this version.",
+                "Build with --backend onnxruntime.",
+                ExitCode.UNSUPPORTED,
+            )
+
+    def _check_cache(self) -> None:
+        only = "paged" if self.enable_streaming else "continuous"
+        if self.kv_cache_type not in ("auto", only):
+            wanted = "with" if self.kv_cache_type == "paged" else "without"
+            raise _bad("kv-cache-type", self.kv_cache_type, f"used {wanted} --enable-streaming")
+        if not self.enable_streaming and self.kv_cache_dtype not in ("auto", "f32"):
+            raise _bad("kv-cache-dtype", self.kv_cache_dtype, "used with --enable-streaming")
+
+    def options(self) -> dict[str, object]:
+        """Every option but paths, as the manifest keeps them; the golden file by its name."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in PATHS}
+        kept["golden"] = Path(self.golden).name
+        kept["without"] = list(self.without)
+        for view_only in ("dry_run", "keep_failed", "workers", "verify_passes"):
+            del kept[view_only]
+        return kept
+
+
+def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise _bad(flag, value, f"one of {', '.join(allowed)}")
+
+
+def _bad(flag: str, value: object, wanted: str) -> SpikeError:
+    return SpikeError(
+        "SPK801",
+        "command line",
+        f"--{flag} is {value!r}.",
+        f"It must be {wanted}.",
+        ExitCode.USAGE,
+    )

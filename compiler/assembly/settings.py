@@ -1,0 +1,220 @@
+"""config.json and provenance of an engine: sizes of model and build, what the runtime binds."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ...errors import SpikeError
+from ...passes.base import PassReport
+from ..backends import state_names
+from ..engine import (
+    BuildConfig,
+    EngineConfig,
+    NearMiss,
+    PassEntry,
+    PrecisionEntry,
+    PretrainedConfig,
+    Provenance,
+    QuantizationConfig,
+    SpikeConfig,
+    StateSpec,
+    WeightSpec,
+)
+from ..frontend.checkpoint import Checkpoint
+from ..ir import Graph, State, SymDim
+from ..quantize import ModelFacts, Quantization, StoragePlan
+from .request import BuildRequest
+
+LONGEST = 8192
+"""Default bound on max_seq_len, however long the model's own limit is."""
+KV_BYTES = {"f32": (1, 4), "f16": (1, 2), "int8": (32, 34), "int4": (32, 20)}
+"""(elements, bytes) of one group of a cached row."""
+VERSIONED = ("torch", "transformers", "onnx", "numpy")
+
+
+def text_config(checkpoint: Checkpoint) -> Any:
+    """The part of the config that describes the decoder."""
+    return checkpoint.config.get_text_config()
+
+
+def model_facts(checkpoint: Checkpoint) -> ModelFacts:
+    """What storage rules need to know; what a config does not state counts as dense, ungrouped."""
+    config = text_config(checkpoint)
+    heads = int(getattr(config, "num_attention_heads", 1))
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    return ModelFacts(
+        layers=int(config.num_hidden_layers),
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        experts=int(experts or 0),
+    )
+
+
+def sequence_limit(request: BuildRequest, checkpoint: Checkpoint) -> int:
+    """Tokens of one sequence. Raises SPK803 if the request exceeds what the model was made for."""
+    own = int(getattr(text_config(checkpoint), "max_position_embeddings", None) or LONGEST)
+    if request.max_seq_len is None:
+        return min(own, LONGEST)
+    if request.max_seq_len > own:
+        raise SpikeError(
+            "SPK803",
+            "command line",
+            f"--max-seq-len {request.max_seq_len} exceeds the model's {own} positions.",
+            f"Use at most {own}, or a checkpoint whose config states a longer limit.",
+        )
+    return request.max_seq_len
+
+
+def kv_format(request: BuildRequest, quantization: Quantization) -> str:
+    """Format of the cache: as asked for; by default f32 only where everything else is f32."""
+    if not request.enable_streaming:
+        return "f32"
+    if request.kv_cache_dtype != "auto":
+        return request.kv_cache_dtype
+    return "f32" if quantization is Quantization.F32 else "f16"
+
+
+def head_dim(state: State) -> int:
+    """Width of one cached row of one head. Raises SPK404 if the format cannot hold it."""
+    width = state.type.shape[-1]
+    assert not isinstance(width, SymDim)
+    group, _ = KV_BYTES[state.format]
+    if width % group:
+        raise SpikeError(
+            "SPK404",
+            "kv cache",
+            f"{state.name} has rows of {width}, which is no multiple of {group} as "
+            f"{state.format} needs.",
+            "Use --kv-cache-dtype f16.",
+        )
+    return width
+
+
+def row_bytes(state: State) -> int:
+    """Bytes of one (token, head) row of a state."""
+    group, size = KV_BYTES[state.format]
+    return head_dim(state) // group * size
+
+
+def engine_config(
+    request: BuildRequest,
+    checkpoint: Checkpoint,
+    graph: Graph,
+    weights: Sequence[WeightSpec],
+    reports: Sequence[PassReport],
+    plan: StoragePlan,
+) -> EngineConfig:
+    """The whole of config.json."""
+    vocab = graph.outputs[0].shape[-1]
+    assert not isinstance(vocab, SymDim)
+    return EngineConfig(
+        _pretrained(checkpoint, graph, plan, vocab),
+        _build(request, sequence_limit(request, checkpoint)),
+        SpikeConfig(
+            abi="streaming" if request.enable_streaming else "functional",
+            backend=request.backend,
+            vocab_size=vocab,
+            eos_token_ids=_eos(checkpoint),
+            states=tuple(_state(s) for s in graph.states.values()),
+            weights=tuple(weights),
+            precision=_precision(graph),
+            passes=tuple(map(_entry, reports)),
+            report=_report(checkpoint, reports, plan),
+        ),
+    )
+
+
+def _pretrained(
+    checkpoint: Checkpoint, graph: Graph, plan: StoragePlan, vocab: int
+) -> PretrainedConfig:
+    config, facts = text_config(checkpoint), model_facts(checkpoint)
+    states = list(graph.states.values())
+    dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    return PretrainedConfig(
+        architecture=checkpoint.architecture,
+        model_type=checkpoint.model_type,
+        dtype=dtype,
+        vocab_size=vocab,
+        hidden_size=int(config.hidden_size),
+        num_hidden_layers=facts.layers,
+        num_attention_heads=facts.heads,
+        num_key_value_heads=facts.kv_heads,
+        head_size=head_dim(states[0]) if states else 0,
+        max_position_embeddings=int(getattr(config, "max_position_embeddings", None) or 0),
+        quantization=QuantizationConfig(
+            plan.quantization.value, states[0].format if states else "none"
+        ),
+    )
+
+
+def _build(request: BuildRequest, max_seq_len: int) -> BuildConfig:
+    return BuildConfig(
+        max_num_tokens=request.max_num_tokens,
+        max_batch_size=request.max_batch_size,
+        max_seq_len=max_seq_len,
+        kv_cache_type="paged" if request.enable_streaming else "continuous",
+        tokens_per_block=request.tokens_per_block,
+        enable_streaming=request.enable_streaming,
+    )
+
+
+def _state(state: State) -> StateSpec:
+    source, sink = state_names(state)
+    heads = state.type.shape[1]
+    assert not isinstance(heads, SymDim)
+    return StateSpec(
+        state.name, source, sink, heads, head_dim(state), state.format, row_bytes(state)
+    )
+
+
+def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Union of config.json's and generation_config.json's end-of-sequence ids."""
+    found = [getattr(text_config(checkpoint), "eos_token_id", None)]
+    path = checkpoint.path / "generation_config.json"
+    if path.is_file():
+        found.append(json.loads(path.read_text(encoding="utf-8")).get("eos_token_id"))
+    ids = {i for item in found for i in (item if isinstance(item, list) else [item])}
+    return tuple(sorted(i for i in ids if isinstance(i, int)))
+
+
+def _precision(graph: Graph) -> tuple[PrecisionEntry, ...]:
+    """One row per state and per kind of value; every kernel computes and sums in float32."""
+    rows = [
+        PrecisionEntry(s.name, "cached rows", s.format, "storage of the cache; read as f32")
+        for s in graph.states.values()
+    ]
+    why = "activations of block formats are rounded to int8 per 32 inside the kernel; sums are f32"
+    kernels = sorted({n.kernel for n in graph.nodes})
+    return (*rows, *(PrecisionEntry("*", kernel, "f32", why) for kernel in kernels))
+
+
+def _entry(report: PassReport) -> PassEntry:
+    misses = tuple(NearMiss(m.where, m.reason) for m in report.missed)
+    return PassEntry(report.name, len(report.fired), tuple(report.fired), misses)
+
+
+def _report(
+    checkpoint: Checkpoint, reports: Sequence[PassReport], plan: StoragePlan
+) -> dict[str, object]:
+    return {
+        "notes": list(checkpoint.notes),
+        "unused tensors": list(checkpoint.unused),
+        "storage": plan.table(),
+        "bits per weight": round(plan.bits_per_weight, 4),
+        "facts": {r.name: r.facts for r in reports if r.facts},
+    }
+
+
+def provenance(request: BuildRequest, checkpoint: Checkpoint) -> Provenance:
+    """What the manifest says about where the engine came from."""
+    versions = {"python": platform.python_version()}
+    for package in VERSIONED:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "missing"
+    return Provenance(checkpoint.source_hash(), request.options(), versions)
