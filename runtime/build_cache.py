@@ -20,6 +20,7 @@ from typing import Any
 from ..compiler.engine.config import FORMAT_VERSION
 from ..errors import ExitCode, SpikeError
 from .loading import canonical_formats
+from .text_codec import read_json
 
 ENGINE_MARK = "manifest.json"
 # What decides the engine: weights, configuration, tokenizer.
@@ -54,7 +55,7 @@ def engine_for(
     Raises:
         SpikeError: SPK613, the build extra is not installed; whatever the build itself raises.
     """
-    options = build_options(quant_config, max_seq_len)
+    options = build_options(quant_config, _within_model(checkpoint, max_seq_len))
     root = cache_dir() / "engines"
     root.mkdir(parents=True, exist_ok=True)
     engine = root / f"{checkpoint.resolve().name}-{source_key(checkpoint, options)[:16]}"
@@ -62,6 +63,15 @@ def engine_for(
         if not is_engine(engine):
             _build(checkpoint, engine, options)
     return engine
+
+
+def _within_model(checkpoint: Path, max_seq_len: int | None) -> int | None:
+    """`max_seq_len`, but at most the positions the model was made for: it is an upper bound."""
+    config = read_json(checkpoint / "config.json")
+    positions = config.get("text_config", config).get("max_position_embeddings")
+    if max_seq_len is None or not isinstance(positions, int):
+        return max_seq_len
+    return min(max_seq_len, positions)
 
 
 def build_options(

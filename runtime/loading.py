@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,14 @@ def load_engine(path: Path, options: LoadOptions) -> LoadedEngine:
     """
     directory = EngineDirectory.open(path, verify=options.verify)
     require_formats(directory, options.quant_config)
-    codec = TextCodec.open(directory.path)
-    template = ChatTemplate.open(directory.path, codec.special_tokens) if codec else None
-    generation = read_json(directory.path / GENERATION_CONFIG)
+    # Reading a tokenizer takes as long as opening the model, and the latter leaves Python free.
+    with ThreadPoolExecutor(1) as worker:
+        session = worker.submit(_open_session, directory, options)
+        codec = TextCodec.open(directory.path)
+        template = ChatTemplate.open(directory.path, codec.special_tokens) if codec else None
+        generation = read_json(directory.path / GENERATION_CONFIG)
     return LoadedEngine(
-        session=_open_session(directory, options),
+        session=session.result(),
         codec=codec,
         template=template,
         eos_ids=_eos_ids(directory.config, generation, codec),

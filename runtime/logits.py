@@ -18,21 +18,31 @@ from numpy.typing import NDArray
 FloatRow = NDArray[np.float32]
 IdRow = NDArray[np.int64]
 
-# Nucleus search looks at this many best tokens first; a full sort is the rare case.
-FIRST_CANDIDATES = 256
+# Buckets of the nucleus search: 1/64 nat wide, the last one open.
+BUCKETS_PER_NAT = 64
+BUCKETS = 64 * BUCKETS_PER_NAT
+# Rows longer than this are drawn from in two levels: first a block, then a token in it.
+DRAW_BLOCK = 512
+# Block length of the search for the k-th best.
+PARTITION_BLOCK = 64
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Tokens left after filtering, most probable first.
+    """Tokens left after filtering.
 
     Attributes:
-        ids: token ids, int64 ``[C]``; equal probabilities in ascending id order.
-        probs: their probabilities, float64 ``[C]``, summing to 1.
+        ids: token ids in rising order, int64 ``[C]``; None = every id of the row.
+        weights: relative probabilities, the best token's is 1; float32 ``[C]``.
     """
 
-    ids: IdRow
-    probs: NDArray[np.float64]
+    ids: IdRow | None
+    weights: FloatRow
+
+    def draw(self, uniform: float) -> int:
+        """The token at the point `uniform` (0 <= uniform < 1) of the cumulative distribution."""
+        index = _draw_index(self.weights, uniform)
+        return index if self.ids is None else int(self.ids[index])
 
 
 def penalise_repetition(row: FloatRow, seen: IdRow, penalty: float) -> None:
@@ -82,56 +92,79 @@ def candidates(
         min_p: keep ids with at least this fraction of the best id's probability; 0 = all.
 
     Returns:
-        The surviving ids with renormalised probabilities; never empty.
+        The surviving ids; never none.
     """
-    scaled = row.astype(np.float32) / np.float32(temperature)
-    weights = np.exp(scaled - scaled.max(), dtype=np.float32)
-    ids = _top_k_ids(scaled, top_k)
+    scaled = row / np.float32(temperature)
+    scaled -= scaled.max()
+    weights = np.exp(scaled)
+    floor, within = min_p, weights
+    if 0 < top_k < row.size:
+        kth = _kth_largest(weights, top_k)
+        floor, within = max(floor, float(kth)), weights[weights >= kth]
+    mass = float(within.sum(dtype=np.float64)) * top_p
     if top_p < 1.0:
-        ids = _nucleus(weights, ids, top_p)
-    elif ids is None:
-        ids = np.arange(row.size, dtype=np.int64)
-    kept = weights[ids].astype(np.float64)
-    if min_p > 0.0:
-        strong = kept >= min_p  # the best token's weight is exactly 1
-        ids, kept = ids[strong], kept[strong]
-    return Candidates(ids, kept / kept.sum())
+        # Ids below this have less than 1 - top_p together, so the nucleus is full without them.
+        floor = max(floor, mass * (1 / top_p - 1) / within.size)
+    if floor <= 0.0:
+        return Candidates(None, weights)
+    ids = np.flatnonzero(weights >= np.float32(floor))
+    if top_p < 1.0:
+        ids = ids[_nucleus(scaled[ids], weights[ids], mass)]
+    return Candidates(ids, weights[ids])
 
 
-def _top_k_ids(scaled: FloatRow, top_k: int) -> IdRow | None:
-    """Ids of the k best (and of ties with the last), best first; None when top-k is off."""
-    if top_k <= 0 or top_k >= scaled.size:
-        return None
-    threshold = np.partition(scaled, scaled.size - top_k)[scaled.size - top_k]
-    return _best_first(scaled, np.flatnonzero(scaled >= threshold))
+def _kth_largest(values: FloatRow, k: int) -> np.float32:
+    """The k-th largest value, 1 <= k <= size.
 
-
-def _nucleus(weights: FloatRow, ids: IdRow | None, top_p: float) -> IdRow:
-    """The fewest best ids whose mass reaches `top_p` of the mass of `ids` (None = all), best first.
-
-    A token stays when the mass strictly before it is below `top_p`: the rule of transformers'
-    TopPLogitsWarper read from the other end.
+    The k-th largest of the blocks' maxima is at most that, so only values above it are looked at.
     """
-    if ids is not None:
-        return ids[: _nucleus_size(weights[ids], float(weights[ids].sum(dtype=np.float64)), top_p)]
-    total = float(weights.sum(dtype=np.float64))
-    if weights.size > FIRST_CANDIDATES:
-        first = weights.size - FIRST_CANDIDATES
-        threshold = np.partition(weights, first)[first]
-        best = _best_first(weights, np.flatnonzero(weights >= threshold))
-        size = _nucleus_size(weights[best], total, top_p)
-        if size < best.size:
-            return best[:size]
-    everything = _best_first(weights, np.arange(weights.size, dtype=np.int64))
-    return everything[: _nucleus_size(weights[everything], total, top_p)]
+    starts = np.arange(0, values.size, PARTITION_BLOCK)
+    if k <= starts.size // 4:
+        maxima = np.maximum.reduceat(values, starts)
+        values = values[values >= np.partition(maxima, maxima.size - k)[maxima.size - k]]
+    kth: np.float32 = np.partition(values, values.size - k)[values.size - k]
+    return kth
 
 
-def _nucleus_size(sorted_weights: FloatRow, total: float, top_p: float) -> int:
-    """How many leading tokens have less than ``top_p * total`` before them; at least 1."""
-    before = np.cumsum(sorted_weights, dtype=np.float64)[:-1]
-    return 1 + int(np.searchsorted(before, top_p * total, side="left"))
+def _nucleus(scaled: FloatRow, weights: FloatRow, mass: float) -> NDArray[np.bool_]:
+    """Which of these ids are the fewest best ones whose weights reach `mass`, bool ``[C]``.
+
+    A token stays when the weight strictly before it (more likely, or as likely with a smaller id)
+    is below `mass`: the rule of transformers' TopPLogitsWarper read from the other end. Only the
+    bucket in which the mass is reached is sorted.
+
+    Args:
+        scaled: logits less the best one, <= 0, float32 ``[C]``.
+        weights: their exponentials.
+        mass: > 0.
+    """
+    bucket = np.minimum(scaled * np.float32(-BUCKETS_PER_NAT), BUCKETS - 1).astype(np.int32)
+    reached = np.cumsum(np.bincount(bucket, weights))
+    last = int(np.searchsorted(reached, mass))
+    keep: NDArray[np.bool_] = bucket < last
+    edge = np.flatnonzero(bucket == last)
+    edge = edge[np.argsort(-weights[edge], kind="stable")]
+    before = np.cumsum(weights[edge], dtype=np.float64) - weights[edge]
+    before += reached[last - 1] if last else 0.0
+    keep[edge[before < mass]] = True
+    return keep
 
 
-def _best_first(values: FloatRow, ids: IdRow) -> IdRow:
-    """`ids` by falling value; equal values keep ascending ids, so the order is one of a kind."""
-    return ids[np.argsort(-values[ids], kind="stable")]
+def _draw_index(weights: FloatRow, uniform: float) -> int:
+    """Index at the point `uniform` of the cumulative distribution of `weights`."""
+    if weights.size <= DRAW_BLOCK:
+        return _search(np.cumsum(weights, dtype=np.float64), uniform)[0]
+    starts = np.arange(0, weights.size, DRAW_BLOCK)
+    sums = np.add.reduceat(weights, starts, dtype=np.float64)
+    block, rest = _search(np.cumsum(sums), uniform)
+    inside = weights[starts[block] : starts[block] + DRAW_BLOCK]
+    return int(starts[block]) + _search(np.cumsum(inside, dtype=np.float64), rest)[0]
+
+
+def _search(cumulative: NDArray[np.float64], uniform: float) -> tuple[int, float]:
+    """Where `uniform` of the whole falls, and how far into that entry, both 0 <= x < 1."""
+    point = uniform * cumulative[-1]
+    index = min(int(np.searchsorted(cumulative, point, side="right")), cumulative.size - 1)
+    start = cumulative[index - 1] if index else 0.0
+    size = cumulative[index] - start
+    return index, float((point - start) / size) if size > 0 else 0.0

@@ -105,21 +105,16 @@ class Sampler:
         Raises:
             SpikeError: SPK609, the row has a NaN or nothing above -inf.
         """
-        if self._params.penalises:
+        params = self._params
+        if params.penalises:
             row = self._penalised(row)
         best = int(row.argmax())  # numpy's arg max stops at the first NaN
         check_best(float(row[best]))
-        if self._params.temperature > 0:
-            best = self._draw(row)
+        if params.temperature > 0:
+            left = candidates(row, params.temperature, params.top_k, params.top_p, params.min_p)
+            best = left.draw(self._rng.random())
         self._remember(best)
         return best
-
-    def _draw(self, row: NDArray[np.float32]) -> int:
-        """Inverse transform sampling over the candidates, best first."""
-        params = self._params
-        left = candidates(row, params.temperature, params.top_k, params.top_p, params.min_p)
-        index = np.searchsorted(np.cumsum(left.probs), self._rng.random(), side="right")
-        return int(left.ids[min(int(index), left.ids.size - 1)])
 
     def _penalised(self, row: NDArray[np.float32]) -> NDArray[np.float32]:
         params, row = self._params, row.copy()
