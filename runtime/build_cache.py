@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,18 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from ..compiler.engine.config import FORMAT_VERSION
+from ..compiler.engine.manifest import MANIFEST, MODEL
 from ..errors import ExitCode, SpikeError
 from .loading import canonical_formats
 from .text_codec import read_json
 
-ENGINE_MARK = "manifest.json"
+ENGINE_FILES = (MANIFEST, MODEL)
+LOG = logging.getLogger(__name__)
 # What decides the engine: weights, configuration, tokenizer.
 SOURCE_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 
 
 def is_engine(path: Path) -> bool:
-    """Whether `path` looks like an engine directory."""
-    return (path / ENGINE_MARK).is_file()
+    """Whether `path` looks like an engine directory, maybe a damaged one."""
+    return any((path / name).is_file() for name in ENGINE_FILES)
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -148,6 +151,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _build(checkpoint: Path, engine: Path, options: Mapping[str, Any]) -> None:
     driver = _driver()
+    # A warning, so that it is seen: nobody expects a constructor to take minutes.
+    LOG.warning("building an engine from %s (once; kept in %s)", checkpoint, engine)
     driver.build(driver.BuildRequest(model=checkpoint, output_dir=engine, **options))
 
 

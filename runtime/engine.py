@@ -20,12 +20,12 @@ from .prompts import (
     Prompt,
     RequestOptions,
     checked_ids,
-    closed,
     make_request,
     require_codec,
     too_long,
 )
 from .sequence import Completion
+from .session import engine_closed
 from .stream import TokenStream
 
 DEVICES = ("auto", "cpu")
@@ -88,7 +88,6 @@ class SpikeEngine:
         self._limits = loaded.session.limits
         self._loop = BatchLoop(loaded.session, max_num_tokens)
         self._lock = FairLock()
-        self._closed = False
 
     @property
     def max_seq_len(self) -> int:
@@ -223,9 +222,8 @@ class SpikeEngine:
     def close(self) -> None:
         """End all requests, let go of the model and the cache; then everything raises SPK617."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._loop.cancel_all()
+            if not self._loop.closed:
+                self._loop.close()
                 self._loaded.session.close()
 
     def __enter__(self) -> Self:
@@ -240,8 +238,8 @@ class SpikeEngine:
         self.close()
 
     def _require_open(self) -> None:
-        if self._closed:
-            raise closed()
+        if self._loop.closed:
+            raise engine_closed()
 
 
 def _require_device(device_map: str) -> None:

@@ -21,7 +21,7 @@ from .batch import Chunk, step_inputs
 from .blocks import BlockPool, BlockTable
 from .sampling import choose_rows
 from .sequence import Request
-from .session import Session
+from .session import Session, engine_closed
 
 # Scored logits of one step: a chunk of 2,048 rows over 262,144 ids would be 2 GiB.
 SCORE_BYTES = 64 << 20
@@ -43,6 +43,7 @@ class BatchLoop:
         self.pool = BlockPool(self._limits.num_blocks, self._limits.block_size)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        self.closed = False
 
     @property
     def idle(self) -> bool:
@@ -50,7 +51,12 @@ class BatchLoop:
         return not self._waiting and not self._running
 
     def add(self, request: Request) -> None:
-        """Queue a request that has room (`require_room`)."""
+        """Queue a request that has room (`require_room`).
+
+        Raises:
+            SpikeError: SPK617, the loop was closed.
+        """
+        self._require_open()
         request.clock.submitted = time.perf_counter()
         self._waiting.append(request)
 
@@ -75,8 +81,9 @@ class BatchLoop:
         request.finish("cancelled")
         self._forget_finished()
 
-    def cancel_all(self) -> None:
-        """End everybody."""
+    def close(self) -> None:
+        """End everybody and take nobody any more."""
+        self.closed = True
         for request in (*self._running, *self._waiting):
             self.cancel(request)
 
@@ -109,6 +116,7 @@ class BatchLoop:
             tokens: ids, 1 <= T <= max_seq_len.
             chunk_tokens: at most this many in one step; None = as many as pays.
         """
+        self._require_open()
         table = self._promise(len(tokens))
         logits = np.empty((len(tokens), self._limits.vocab_size), np.float32)
         rows = max(1, SCORE_BYTES // (4 * self._limits.vocab_size))
@@ -182,6 +190,10 @@ class BatchLoop:
         for request in requests:
             request.finish("error", error)
         self._forget_finished()
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise engine_closed()
 
     def _forget_finished(self) -> None:
         self._running = [request for request in self._running if not request.finished]

@@ -7,7 +7,7 @@ from typing import Any, TypedDict, cast
 
 import numpy as np
 
-from ..errors import ExitCode, SpikeError
+from ..errors import SpikeError
 from .chat import Message
 from .loading import LoadedEngine
 from .sampling import SamplingParams
@@ -133,17 +133,6 @@ def too_long(tokens: int, capacity: int, purpose: str) -> SpikeError:
         f"the prompt has {tokens} tokens, too many {purpose}: the capacity is {capacity} tokens, "
         "prompt and output together.",
         "Shorten the prompt or build the engine with a larger --max-seq-len.",
-    )
-
-
-def closed() -> SpikeError:
-    """The error for using an engine after `close`: SPK617."""
-    return SpikeError(
-        "SPK617",
-        "engine",
-        "this engine was closed.",
-        "Open it again with SpikeEngine(path).",
-        ExitCode.USAGE,
     )
 
 

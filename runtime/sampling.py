@@ -78,6 +78,38 @@ class SamplingParams:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
+class TokenCounts:
+    """Distinct token ids and how often each came, as arrays that grow."""
+
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        ids, counts = np.unique(np.array(tokens, np.int64), return_counts=True)
+        self._size = ids.size
+        self._places = {int(token): place for place, token in enumerate(ids)}
+        self._ids = np.concatenate([ids, np.zeros(64, np.int64)])
+        self._counts = np.concatenate([counts, np.zeros(64, np.int64)])
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Distinct ids, int64 ``[N]``."""
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How often each of `ids` came, int64 ``[N]``."""
+        return self._counts[: self._size]
+
+    def add(self, token: int) -> None:
+        """Count one more."""
+        place = self._places.setdefault(token, self._size)
+        if place == self._size:
+            if place == self._ids.size:
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._ids[place] = token
+            self._size += 1
+        self._counts[place] += 1
+
+
 class Sampler:
     """Chooses the tokens of one request: its own generator, its own counts.
 
@@ -89,15 +121,8 @@ class Sampler:
     def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
         self._params = params
         self._rng = np.random.Generator(np.random.PCG64(params.seed))
-        self._counts: dict[int, int] = {}
-        self._seen: dict[int, None] = {}
-        if params.repetition_penalty != 1.0:
-            self._seen = dict.fromkeys(prompt)
-
-    @property
-    def is_plain_greedy(self) -> bool:
-        """Whether the choice is the row's arg max, so that a batch can take it in one call."""
-        return self._params.temperature == 0 and not self._params.penalises
+        self._generated = TokenCounts()
+        self._seen = TokenCounts(prompt if params.repetition_penalty != 1.0 else ())
 
     def choose(self, row: NDArray[np.float32]) -> int:
         """Draw the next token from its logits, float32 ``[V]`` (not changed).
@@ -108,28 +133,22 @@ class Sampler:
         params = self._params
         if params.penalises:
             row = self._penalised(row)
-        best = int(row.argmax())  # numpy's arg max stops at the first NaN
-        check_best(float(row[best]))
+        token = int(row.argmax())  # numpy's arg max stops at the first NaN
+        check_best(float(row[token]))
         if params.temperature > 0:
             left = candidates(row, params.temperature, params.top_k, params.top_p, params.min_p)
-            best = left.draw(self._rng.random())
-        self._remember(best)
-        return best
+            token = left.draw(self._rng.random())
+        if params.penalises:
+            self._generated.add(token)
+            self._seen.add(token)
+        return token
 
     def _penalised(self, row: NDArray[np.float32]) -> NDArray[np.float32]:
-        params, row = self._params, row.copy()
-        seen = np.fromiter(self._seen, np.int64, len(self._seen))
-        penalise_repetition(row, seen, params.repetition_penalty)
-        ids = np.fromiter(self._counts, np.int64, len(self._counts))
-        counts = np.fromiter(self._counts.values(), np.int64, len(self._counts))
-        penalise_generated(row, ids, counts, params.presence_penalty, params.frequency_penalty)
+        params, row, generated = self._params, row.copy(), self._generated
+        penalise_repetition(row, self._seen.ids, params.repetition_penalty)
+        presence, frequency = params.presence_penalty, params.frequency_penalty
+        penalise_generated(row, generated.ids, generated.counts, presence, frequency)
         return row
-
-    def _remember(self, token: int) -> None:
-        if self._params.penalises:
-            self._counts[token] = self._counts.get(token, 0) + 1
-            if self._params.repetition_penalty != 1.0:
-                self._seen[token] = None
 
 
 def choose_rows(logits: NDArray[np.float32], samplers: Sequence[Sampler]) -> list[int | SpikeError]:
@@ -139,15 +158,10 @@ def choose_rows(logits: NDArray[np.float32], samplers: Sequence[Sampler]) -> lis
         logits: float32 ``[R, V]``.
         samplers: one for each row.
     """
-    best = logits.argmax(axis=1) if samplers else ()
     chosen: list[int | SpikeError] = []
-    for row, sampler, index in zip(logits, samplers, best, strict=True):
+    for row, sampler in zip(logits, samplers, strict=True):
         try:
-            if sampler.is_plain_greedy:
-                check_best(float(row[index]))
-                chosen.append(int(index))
-            else:
-                chosen.append(sampler.choose(row))
+            chosen.append(sampler.choose(row))
         except SpikeError as error:
             chosen.append(error)
     return chosen

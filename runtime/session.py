@@ -91,3 +91,14 @@ def step_failed(cause: Exception) -> SpikeError:
         "engine and report it.",
         ExitCode.INTERNAL,
     )
+
+
+def engine_closed() -> SpikeError:
+    """The error for using an engine after `close`: SPK617."""
+    return SpikeError(
+        "SPK617",
+        "engine",
+        "this engine was closed.",
+        "Open it again with SpikeEngine(path).",
+        ExitCode.USAGE,
+    )

@@ -65,8 +65,8 @@ class TokenStream(Iterator[str]):
     def submit_locked(self) -> None:
         """Join the batch, once; the caller holds the lock."""
         if not self._submitted:
-            self._submitted = True
             self._loop.add(self._request)
+            self._submitted = True
 
     def close(self) -> None:
         """End the request now: its blocks are free when this returns."""

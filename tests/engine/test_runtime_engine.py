@@ -341,10 +341,11 @@ def test_timings_and_close() -> None:
     engine, session = open_toy()
     done = engine.complete([1] * 20, max_tokens=4)
     assert min(done.timings.queue, done.timings.prefill, done.timings.decode) > 0
-    open_stream = engine.stream([1], max_tokens=20)
+    open_stream, unread = (engine.stream([1], max_tokens=20) for _ in range(2))
     next(open_stream)
     engine.close()
     assert session.closed
     assert open_stream.completion.finish_reason == "cancelled"
-    with pytest.raises(SpikeError, match="SPK617"):
-        engine.complete([1])
+    for call in (lambda: engine.complete([1]), lambda: next(unread), lambda: engine.score([1])):
+        with pytest.raises(SpikeError, match="SPK617"):
+            call()
