@@ -8,8 +8,9 @@ Formats: ``f32 f16 bf16`` and GGUF's ``q8_0 q5_0 q4_k q6_k``. A matrix [N, K] ex
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,15 @@ from . import _kernels
 
 __all__ = [
     "FORMATS",
+    "Activation",
     "Format",
+    "PackedMatrix",
     "block_elements",
     "cpu_tier",
     "dequantize",
+    "dequantize_rows",
+    "gated_mlp",
+    "linear",
     "ops_library",
     "pack",
     "packed_bytes",
@@ -31,9 +37,29 @@ __all__ = [
 ]
 
 Format = Literal["f32", "f16", "bf16", "q8_0", "q5_0", "q4_k", "q6_k"]
-FORMATS: tuple[Format, ...] = ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_k", "q6_k")
+FORMATS: tuple[Format, ...] = get_args(Format)
+Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu", "relu2"]
 
 _ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """A weight matrix [n, k] in packed layout: uint8 [packed_bytes(format, n, k)]."""
+
+    data: NDArray[np.uint8]
+    format: Format
+    n: int
+    k: int
+
+    def __post_init__(self) -> None:
+        _packed_matrix(self.data, self.format, self.n, self.k)
+
+    @classmethod
+    def quantized(cls, weight: NDArray[np.float32], fmt: Format, threads: int = 0) -> PackedMatrix:
+        """weight f32 [N, K], quantised to `fmt` and packed. ValueError as from `quantize`."""
+        n, k = weight.shape
+        return cls(pack(quantize(weight, fmt, threads), fmt, n, k), fmt, n, k)
 
 
 def cpu_tier() -> str:
@@ -113,6 +139,66 @@ def unpack(packed: NDArray[np.uint8], fmt: Format, n: int, k: int) -> NDArray[np
     return rows
 
 
+def linear(
+    x: NDArray[np.float32],
+    packed: NDArray[np.uint8],
+    fmt: Format,
+    n: int,
+    bias: NDArray[np.float32] | None = None,
+    residual: NDArray[np.float32] | None = None,
+    threads: int = 0,
+) -> NDArray[np.float32]:
+    """x f32 [T, K] times packed weights [n, K] -> f32 [T, n] (+ bias [n] + residual [T, n]).
+
+    Block formats quantise x to int8 per 32 elements with an fp32 scale. A row of the result is the
+    same bits for any T, `threads` and CPU tier.
+    """
+    x = _float_matrix(x, "x")
+    t, k = x.shape
+    packed = _packed_matrix(packed, fmt, n, k)
+    bias = _optional(bias, (n,), "bias")
+    residual = _optional(residual, (t, n), "residual")
+    y = np.empty((t, n), np.float32)
+    _kernels.linear(x, (packed, fmt, n, k), bias, residual, y, threads)
+    return y
+
+
+def gated_mlp(
+    x: NDArray[np.float32],
+    gate: PackedMatrix,
+    up: PackedMatrix,
+    down: PackedMatrix,
+    activation: Activation,
+    residual: NDArray[np.float32] | None = None,
+    threads: int = 0,
+) -> NDArray[np.float32]:
+    """down(act(gate(x)) * up(x)) (+ residual): x f32 [T, K], gate and up [M, K], down [N, M]."""
+    x = _float_matrix(x, "x")
+    shapes = [(w.n, w.k) for w in (gate, up, down)]
+    if shapes[0] != shapes[1] or shapes[2][1] != shapes[0][0] or x.shape[1] != gate.k:
+        raise ValueError(f"x {x.shape} with gate, up, down {shapes} do not make a gated MLP")
+    if activation not in get_args(Activation):
+        raise ValueError(f"unknown activation {activation!r}: one of {get_args(Activation)}")
+    y = np.empty((x.shape[0], down.n), np.float32)
+    residual = _optional(residual, y.shape, "residual")
+    gate_up_down = [(w.data, w.format, w.n, w.k) for w in (gate, up, down)]
+    _kernels.gated_mlp(x, *gate_up_down, activation, residual, y, threads)
+    return y
+
+
+def dequantize_rows(
+    packed: NDArray[np.uint8], fmt: Format, n: int, k: int, rows: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Rows of a packed [n, k] matrix in fp32 [len(rows), k]: embedding lookup."""
+    packed = _packed_matrix(packed, fmt, n, k)
+    rows = np.ascontiguousarray(rows, np.int64)
+    if rows.ndim != 1 or (rows.size and not 0 <= rows.min() <= rows.max() < n):
+        raise ValueError(f"rows must be one axis of indices in [0, {n}), not {rows}")
+    out = np.empty((rows.size, k), np.float32)
+    _kernels.dequantize_rows((packed, fmt, n, k), rows, out)
+    return out
+
+
 def _check_k(fmt: Format, k: int) -> None:
     if fmt not in FORMATS:
         raise ValueError(f"unknown storage format {fmt!r}: one of {', '.join(FORMATS)}")
@@ -144,6 +230,16 @@ def _packed_matrix(packed: NDArray[np.uint8], fmt: Format, n: int, k: int) -> ND
             f"packed must be uint8 [{size}] for {fmt} [{n}, {k}], not {packed.dtype} {packed.shape}"
         )
     return np.ascontiguousarray(packed)
+
+
+def _optional(
+    x: NDArray[np.float32] | None, shape: tuple[int, ...], name: str
+) -> NDArray[np.float32] | None:
+    if x is None:
+        return None
+    if x.dtype != np.float32 or x.shape != shape:
+        raise ValueError(f"{name} must be float32 {shape}, not {x.dtype} {x.shape}")
+    return np.ascontiguousarray(x)
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:

@@ -22,3 +22,25 @@ def pack(
 def unpack(
     packed: NDArray[np.uint8], format: str, n: int, k: int, rows: NDArray[np.uint8]
 ) -> None: ...
+
+_Packed = tuple[NDArray[np.uint8], str, int, int]  # bytes, format, n, k
+
+def linear(
+    x: NDArray[np.float32],
+    packed: _Packed,
+    bias: NDArray[np.float32] | None,
+    residual: NDArray[np.float32] | None,
+    y: NDArray[np.float32],
+    threads: int,
+) -> None: ...
+def gated_mlp(
+    x: NDArray[np.float32],
+    gate: _Packed,
+    up: _Packed,
+    down: _Packed,
+    activation: str,
+    residual: NDArray[np.float32] | None,
+    y: NDArray[np.float32],
+    threads: int,
+) -> None: ...
+def dequantize_rows(packed: _Packed, rows: NDArray[np.int64], out: NDArray[np.float32]) -> None: ...

@@ -15,6 +15,7 @@
 
 #include "core/cpu.h"
 #include "core/format.h"
+#include "core/linear.h"
 #include "core/quantize.h"
 #include "core/thread_pool.h"
 
@@ -64,6 +65,53 @@ void dequantize(ConstBytes rows, const std::string& name, Floats x, int threads)
   });
 }
 
+// A packed matrix as Python passes it: (bytes, format, n, k).
+using PackedMatrix = std::tuple<ConstBytes, std::string, int64_t, int64_t>;
+
+spike::Matrix matrix_of(const PackedMatrix& w) {
+  const auto& [packed, name, n, k] = w;
+  return {format_of(name), packed.data(), n, k};
+}
+
+const float* data_or_null(const std::optional<ConstFloats>& x) { return x ? x->data() : nullptr; }
+
+void linear(ConstFloats x, const PackedMatrix& packed, std::optional<ConstFloats> bias,
+            std::optional<ConstFloats> residual, Floats y, int threads) {
+  const spike::Matrix w = matrix_of(packed);
+  const int64_t t = static_cast<int64_t>(x.shape(0));
+  with_pool(threads, [&](const spike::Parallel& parallel) {
+    spike::linear(parallel, w, x.data(), t, data_or_null(bias), data_or_null(residual), y.data());
+  });
+}
+
+spike::Activation activation_of(const std::string& name) {
+  if (name == "silu") return spike::Activation::silu;
+  if (name == "gelu_tanh") return spike::Activation::gelu_tanh;
+  if (name == "gelu_erf") return spike::Activation::gelu_erf;
+  if (name == "relu") return spike::Activation::relu;
+  if (name == "relu2") return spike::Activation::relu2;
+  throw std::invalid_argument("unknown activation '" + name + "'");
+}
+
+void gated_mlp(ConstFloats x, const PackedMatrix& gate, const PackedMatrix& up,
+               const PackedMatrix& down, const std::string& activation,
+               std::optional<ConstFloats> residual, Floats y, int threads) {
+  const spike::Activation act = activation_of(activation);
+  const spike::Matrix g = matrix_of(gate), u = matrix_of(up), d = matrix_of(down);
+  const int64_t t = static_cast<int64_t>(x.shape(0));
+  with_pool(threads, [&](const spike::Parallel& parallel) {
+    spike::gated_mlp(parallel, g, u, d, act, x.data(), t, data_or_null(residual), y.data());
+  });
+}
+
+void dequantize_rows(const PackedMatrix& packed,
+                     nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu> rows, Floats out) {
+  const spike::Matrix w = matrix_of(packed);
+  const nb::gil_scoped_release released;
+  for (size_t i = 0; i < rows.shape(0); ++i)
+    spike::dequantize_row(w, rows.data()[i], out.data() + static_cast<int64_t>(i) * w.k);
+}
+
 }  // namespace
 
 NB_MODULE(_kernels, m) {
@@ -99,4 +147,11 @@ NB_MODULE(_kernels, m) {
         },
         nb::arg("packed").noconvert(), nb::arg("format"), nb::arg("n"), nb::arg("k"),
         nb::arg("rows").noconvert());
+  m.def("linear", &linear, nb::arg("x").noconvert(), nb::arg("packed"), nb::arg("bias").none(),
+        nb::arg("residual").none(), nb::arg("y").noconvert(), nb::arg("threads"));
+  m.def("gated_mlp", &gated_mlp, nb::arg("x").noconvert(), nb::arg("gate"), nb::arg("up"),
+        nb::arg("down"), nb::arg("activation"), nb::arg("residual").none(),
+        nb::arg("y").noconvert(), nb::arg("threads"));
+  m.def("dequantize_rows", &dequantize_rows, nb::arg("packed"), nb::arg("rows").noconvert(),
+        nb::arg("out").noconvert());
 }

@@ -1,0 +1,75 @@
+#include "core/linear_input.h"
+
+#include <algorithm>
+
+namespace spike {
+namespace {
+
+// A task below this many bytes of weights (or their equivalent in arithmetic) is not worth a thread.
+constexpr int64_t kTaskBytes = 32 << 10;
+constexpr int64_t kTasksPerThread = 4;
+// Elements of x from which quantising it is shared out.
+constexpr int64_t kParallelElements = 32 << 10;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+std::byte* Scratch::reserve(size_t bytes) {
+  if (bytes + 64 > size_) {
+    memory_.reset();  // before the new one, to keep the peak low
+    size_ = bytes + 64;
+    memory_ = std::make_unique_for_overwrite<std::byte[]>(size_);
+  }
+  const auto address = reinterpret_cast<uintptr_t>(memory_.get());
+  return memory_.get() + (64 - address % 64) % 64;
+}
+
+Input prepare_input(const Parallel& parallel, Format format, const float* x, int64_t t, int64_t k,
+                    Scratch& scratch) {
+  Input input;
+  input.k = k;
+  input.x = x;
+  if (block_elements(format) == 1) return input;
+
+  const size_t elements = static_cast<size_t>(t * k), blocks = elements / 32;
+  std::byte* next = scratch.reserve(elements + blocks * 20);
+  const auto take = [&next](size_t bytes) {
+    std::byte* taken = next;
+    next += bytes;
+    return taken;
+  };
+  input.codes = reinterpret_cast<int8_t*>(take(elements));
+  input.scale = reinterpret_cast<float*>(take(blocks * 4));
+  input.negative_sum = reinterpret_cast<float*>(take(blocks * 4));
+  input.negative_codes_32 = reinterpret_cast<int32_t*>(take(blocks * 4));
+  input.negative_codes_16 = reinterpret_cast<int32_t*>(take(blocks * 8));
+
+  const int64_t tasks = t * k < kParallelElements ? 1 : std::min<int64_t>(t, parallel.threads * 2);
+  parallel(tasks, [&](int64_t task) {
+    const int64_t first = t * task / tasks, last = t * (task + 1) / tasks;
+    linear_kernels().quantize(input, first, last - first);
+  });
+  return input;
+}
+
+Pieces::Pieces(const Matrix& w, int64_t t, int threads)
+    : step_(row_groups_per_step(w.format)),
+      groups_(ceil_div(w.n, kTileRows)),
+      steps_(ceil_div(groups_, step_)),
+      tokens_(t),
+      token_blocks_(ceil_div(t, kTokensPerCall)) {
+  const int64_t bytes = static_cast<int64_t>(packed_bytes(w.format, w.n, w.k));
+  const int64_t work = bytes * std::max<int64_t>(1, t / 4) / kTaskBytes;
+  const int64_t most = threads <= 1 ? 1 : std::min(count(), threads * kTasksPerThread);
+  tasks_ = std::clamp<int64_t>(work, 1, most);
+  if (tasks_ > threads) tasks_ -= tasks_ % threads;  // equal shares
+}
+
+Piece Pieces::piece(int64_t index) const {
+  const int64_t group = index / token_blocks_ * step_;
+  const int64_t token = index % token_blocks_ * kTokensPerCall;
+  return {group, std::min(step_, groups_ - group), token, std::min(kTokensPerCall, tokens_ - token)};
+}
+
+}  // namespace spike

@@ -1,0 +1,278 @@
+// Dot products of tokens with packed rows, written once over the lanes of a tier (V).
+// Included by each tier inside its target region, after tile_sources.h.
+//
+// For one row and one token the fp32 operations are, per block of 32 k in order of k:
+//     part = sum over sub-blocks, in order, of scale * float(integer dot product)   (fused)
+//     y = part * token_scale + y                                                    (fused)
+//     y = min * (-token_scale * token_sum) + y                                      (fused, q4_k)
+// and for f32, f16, bf16: per 256 k, acc = w * x + acc (fused) over k, then y = y + acc.
+// Nothing else depends on how tokens and rows are grouped, hence batch invariance.
+#pragma once
+
+namespace spike {
+namespace {
+
+constexpr int64_t kChunk = 256;           // k that one pass decodes, or one float accumulator sums
+constexpr int64_t kPrefetchAhead = 4096;  // bytes
+constexpr int64_t kMostDirect = 4;        // tokens; for more, decoding a tile once pays
+
+/// R row groups x M tokens over tiles of source S.
+template <class V, class S, int R, int M>
+struct BlockDot {
+  using Ints = typename V::Ints;
+  using Floats = typename V::Floats;
+  using Tile = typename S::Tile;
+  static constexpr int kLines = 8 / S::kSubs;
+
+  const Input& input;
+  int64_t token;
+
+  /// Index of token m's entry for `k` in an array with one entry per `span` k.
+  [[gnu::always_inline]] int64_t entry(int m, int64_t k, int64_t span) const {
+    return (token + m) * (input.k / span) + k / span;
+  }
+
+  /// The integer that token m's dot product starts from: minus the offset of the codes.
+  template <int Sub>
+  [[gnu::always_inline]] Ints start(int m, int64_t k) const {
+    constexpr int kOffset = S::template kOffset<Sub>;
+    if constexpr (kOffset < 0) return V::zero_ints();
+    else if constexpr (S::kSubs == 2)
+      return V::template broadcast_shifted<kOffset>(input.negative_codes_16 + entry(m, k, 16) + Sub);
+    else return V::template broadcast_shifted<kOffset>(input.negative_codes_32 + entry(m, k, 32));
+  }
+
+  template <int B, int Sub>
+  [[gnu::always_inline]] void add_sub(const S (&w)[R], int p, int64_t k, Floats (&part)[R][M]) const {
+    Ints sum[R][M];
+    for (int m = 0; m < M; ++m)
+      for (int r = 0; r < R; ++r) sum[r][m] = start<Sub>(m, k);
+    const int8_t* codes = input.codes + token * input.k + k + 16 * Sub;
+#pragma GCC unroll 8
+    for (int line = 0; line < kLines; ++line)
+      for (int r = 0; r < R; ++r) {
+        const auto c = w[r].template codes<B, Sub>(p, line);
+        for (int m = 0; m < M; ++m)
+          sum[r][m] = V::template dot<S::kWide>(sum[r][m], c, codes + m * input.k + 4 * line);
+      }
+    for (int r = 0; r < R; ++r) {
+      const Floats scale = w[r].template scale<B, Sub>(p);
+      for (int m = 0; m < M; ++m) {
+        const Floats dot = V::to_floats(sum[r][m]);
+        if constexpr (Sub == 0) part[r][m] = V::mul(dot, scale);
+        else part[r][m] = V::fma(dot, scale, part[r][m]);
+      }
+    }
+  }
+
+  template <int B>
+  [[gnu::always_inline]] void add_block(const S (&w)[R], int p, int64_t k, Floats (&y)[R][M]) const {
+    Floats part[R][M];
+    add_sub<B, 0>(w, p, k, part);
+    if constexpr (S::kSubs > 1) add_sub<B, 1>(w, p, k, part);
+    for (int m = 0; m < M; ++m) {
+      const Floats scale = V::set(input.scale[entry(m, k, 32)]);
+      for (int r = 0; r < R; ++r) y[r][m] = V::fma(part[r][m], scale, y[r][m]);
+    }
+    if constexpr (S::kHasMin)
+      for (int r = 0; r < R; ++r) {
+        const Floats min = w[r].template min<B>(p);
+        for (int m = 0; m < M; ++m)
+          y[r][m] = V::fma(min, V::set(input.negative_sum[entry(m, k, 32)]), y[r][m]);
+      }
+  }
+
+  /// y += the tiles [0, count) of R row groups, the first one at k. `ahead`: prefetch what follows.
+  template <bool ahead>
+  [[gnu::always_inline]] void add_tiles(const Tile* const (&tiles)[R], int64_t count, int64_t k,
+                                        Floats (&y)[R][M]) const {
+    constexpr int64_t kBlockBytes = sizeof(Tile) / (S::kPeriods * S::kBlocks);
+    for (int64_t i = 0; i < count; ++i) {
+      S w[R];
+      for (int r = 0; r < R; ++r) w[r].open(tiles[r][i]);
+      for (int p = 0; p < S::kPeriods; ++p) {
+        if constexpr (ahead)
+          for (int r = 0; r < R; ++r) {
+            const uint8_t* next = reinterpret_cast<const uint8_t*>(tiles[r] + i) + kPrefetchAhead +
+                                  p * S::kBlocks * kBlockBytes;
+            for (int64_t b = 0; b < S::kBlocks * kBlockBytes; b += 64) V::prefetch(next + b);
+          }
+        add_block<0>(w, p, k, y);
+        k += 32;
+        if constexpr (S::kBlocks > 1) {
+          add_block<1>(w, p, k, y);
+          k += 32;
+        }
+      }
+    }
+  }
+};
+
+/// out[m, stride] = dot products of one row group with M tokens, straight from the packed tiles.
+template <class V, class S, int M>
+void dot_direct(const uint8_t* packed, const Input& input, int64_t token, float* out,
+                int64_t stride) {
+  using Tile = typename S::Tile;
+  const Tile* tiles[1] = {reinterpret_cast<const Tile*>(packed)};
+  typename V::Floats y[1][M];
+  for (int m = 0; m < M; ++m) y[0][m] = V::zero();
+  const int64_t span = 32 * S::kPeriods * S::kBlocks;
+  BlockDot<V, S, 1, M>{input, token}.template add_tiles<true>(tiles, input.k / span, 0, y);
+  for (int m = 0; m < M; ++m) V::store_f32(out + m * stride, y[0][m]);
+}
+
+/// out[m, stride] += R row groups, M tokens, decoded tiles [0, count) that begin at k.
+template <class V, class S, int R, int M>
+void add_decoded(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t count, int64_t k,
+                 const Input& input, int64_t token, float* out, int64_t stride) {
+  typename V::Floats y[R][M];
+  for (int r = 0; r < R; ++r)
+    for (int m = 0; m < M; ++m) y[r][m] = V::load_f32(out + m * stride + 16 * r);
+  BlockDot<V, Decoded<V, S>, R, M>{input, token}.template add_tiles<false>(tiles, count, k, y);
+  for (int r = 0; r < R; ++r)
+    for (int m = 0; m < M; ++m) V::store_f32(out + m * stride + 16 * r, y[r][m]);
+}
+
+/// add_decoded for any number of tokens, as many at a time as registers allow.
+template <class V, class S, int R>
+void add_decoded_tokens(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t count,
+                        int64_t k, const Input& input, int64_t token, int64_t tokens, float* out,
+                        int64_t stride) {
+  constexpr int kMost = V::kTokensPerPass;
+  for (; tokens >= kMost; tokens -= kMost, token += kMost, out += kMost * stride)
+    add_decoded<V, S, R, kMost>(tiles, count, k, input, token, out, stride);
+  switch (tokens) {
+    case 5: return add_decoded<V, S, R, kMost < 5 ? 1 : 5>(tiles, count, k, input, token, out, stride);
+    case 4: return add_decoded<V, S, R, kMost < 4 ? 1 : 4>(tiles, count, k, input, token, out, stride);
+    case 3: return add_decoded<V, S, R, kMost < 3 ? 1 : 3>(tiles, count, k, input, token, out, stride);
+    case 2: return add_decoded<V, S, R, kMost < 2 ? 1 : 2>(tiles, count, k, input, token, out, stride);
+    case 1: return add_decoded<V, S, R, 1>(tiles, count, k, input, token, out, stride);
+  }
+}
+
+/// Many tokens: each stretch of kChunk k is decoded once, then read for every token.
+template <class V, class S, int R>
+void dot_decoded(const uint8_t* packed, int64_t group_bytes, const Input& input, int64_t token,
+                 int64_t tokens, float* out) {
+  using D = Decoded<V, S>;
+  constexpr int64_t kSpan = 32 * S::kPeriods * S::kBlocks;
+  constexpr int64_t kMostTiles = kChunk / kSpan;
+  typename D::Tile decoded[R][kMostTiles];
+  const typename D::Tile* tiles[R];
+  for (int r = 0; r < R; ++r) tiles[r] = decoded[r];
+  const int64_t stride = 16 * R;
+  for (int64_t i = 0; i < tokens * R; ++i) V::store_f32(out + 16 * i, V::zero());
+  for (int64_t k = 0; k < input.k; k += kChunk) {
+    const int64_t left = (input.k - k) / kSpan, count = left < kMostTiles ? left : kMostTiles;
+    for (int r = 0; r < R; ++r) {
+      const auto* from = reinterpret_cast<const typename S::Tile*>(packed + r * group_bytes) + k / kSpan;
+      for (int64_t i = 0; i < count; ++i) D::decode(from[i], decoded[r][i]);
+    }
+    add_decoded_tokens<V, S, R>(tiles, count, k, input, token, tokens, out, stride);
+  }
+}
+
+template <class V, class S>
+void dot_blocks(const Matrix& w, const Input& input, int64_t group, int64_t groups, int64_t token,
+                int64_t tokens, float* out) {
+  const int64_t group_bytes = static_cast<int64_t>(kTileRows * row_bytes(w.format, w.k));
+  const uint8_t* packed = w.data + group * group_bytes;
+  if (tokens > kMostDirect) {
+    if (groups == 2) return dot_decoded<V, S, 2>(packed, group_bytes, input, token, tokens, out);
+    return dot_decoded<V, S, 1>(packed, group_bytes, input, token, tokens, out);
+  }
+  for (int64_t g = 0; g < groups; ++g, packed += group_bytes, out += 16) {
+    const int64_t stride = 16 * groups;
+    switch (tokens) {
+      case 1: dot_direct<V, S, 1>(packed, input, token, out, stride); break;
+      case 2: dot_direct<V, S, 2>(packed, input, token, out, stride); break;
+      case 3: dot_direct<V, S, 3>(packed, input, token, out, stride); break;
+      case 4: dot_direct<V, S, 4>(packed, input, token, out, stride); break;
+    }
+  }
+}
+
+// --- f32, f16, bf16: a line is one k -------------------------------------------------------------
+
+template <class V>
+struct LinesF32 {
+  static constexpr int64_t kBytes = 64;
+  static auto load(const uint8_t* p) { return V::load_f32(p); }
+};
+template <class V>
+struct LinesF16 {
+  static constexpr int64_t kBytes = 32;
+  static auto load(const uint8_t* p) { return V::load_f16(p); }
+};
+template <class V>
+struct LinesBf16 {
+  static constexpr int64_t kBytes = 32;
+  static auto load(const uint8_t* p) { return V::load_bf16(p); }
+};
+
+/// out[m, 16 R] += R row groups, M tokens, k in [first, last).
+template <class V, class L, int R, int M>
+void add_values(const uint8_t* packed, int64_t group_bytes, const Input& input, int64_t token,
+                int64_t first, int64_t last, float* out) {
+  typename V::Floats sum[R][M];
+  for (int r = 0; r < R; ++r)
+    for (int m = 0; m < M; ++m) sum[r][m] = V::zero();
+  const float* x = input.x + token * input.k;
+  for (int64_t k = first; k < last; ++k)
+    for (int r = 0; r < R; ++r) {
+      const uint8_t* line = packed + r * group_bytes + k * L::kBytes;
+      V::prefetch(line + kPrefetchAhead / R);
+      const auto w = L::load(line);
+      for (int m = 0; m < M; ++m) sum[r][m] = V::fma(w, V::set(x[m * input.k + k]), sum[r][m]);
+    }
+  for (int r = 0; r < R; ++r)
+    for (int m = 0; m < M; ++m) {
+      float* y = out + (m * R + r) * 16;
+      V::store_f32(y, V::add(V::load_f32(y), sum[r][m]));
+    }
+}
+
+template <class V, class L, int R>
+void dot_values_of(const uint8_t* packed, int64_t group_bytes, const Input& input, int64_t token,
+                   int64_t tokens, float* out) {
+  constexpr int kMost = V::kTokensPerPass;
+  for (int64_t i = 0; i < tokens * R; ++i) V::store_f32(out + 16 * i, V::zero());
+  for (int64_t first = 0; first < input.k; first += kChunk) {
+    const int64_t last = first + kChunk < input.k ? first + kChunk : input.k;
+    int64_t i = 0;
+    for (; i + kMost <= tokens; i += kMost)
+      add_values<V, L, R, kMost>(packed, group_bytes, input, token + i, first, last, out + i * 16 * R);
+    for (; i < tokens; ++i)
+      add_values<V, L, R, 1>(packed, group_bytes, input, token + i, first, last, out + i * 16 * R);
+  }
+}
+
+template <class V, class L>
+void dot_values(const Matrix& w, const Input& input, int64_t group, int64_t groups, int64_t token,
+                int64_t tokens, float* out) {
+  const int64_t group_bytes = L::kBytes * w.k;
+  const uint8_t* packed = w.data + group * group_bytes;
+  switch (groups) {
+    case 1: return dot_values_of<V, L, 1>(packed, group_bytes, input, token, tokens, out);
+    case 2: return dot_values_of<V, L, 2>(packed, group_bytes, input, token, tokens, out);
+    case 3: return dot_values_of<V, L, 3>(packed, group_bytes, input, token, tokens, out);
+    case 4: return dot_values_of<V, L, 4>(packed, group_bytes, input, token, tokens, out);
+  }
+}
+
+template <class V>
+void dot_rows(const Matrix& w, const Input& input, int64_t group, int64_t groups, int64_t token,
+              int64_t tokens, float* out) {
+  switch (w.format) {
+    case Format::f32: return dot_values<V, LinesF32<V>>(w, input, group, groups, token, tokens, out);
+    case Format::f16: return dot_values<V, LinesF16<V>>(w, input, group, groups, token, tokens, out);
+    case Format::bf16: return dot_values<V, LinesBf16<V>>(w, input, group, groups, token, tokens, out);
+    case Format::q8_0: return dot_blocks<V, SourceQ8_0<V>>(w, input, group, groups, token, tokens, out);
+    case Format::q5_0: return dot_blocks<V, SourceQ5_0<V>>(w, input, group, groups, token, tokens, out);
+    case Format::q4_k: return dot_blocks<V, SourceQ4K<V>>(w, input, group, groups, token, tokens, out);
+    case Format::q6_k: return dot_blocks<V, SourceQ6K<V>>(w, input, group, groups, token, tokens, out);
+  }
+}
+
+}  // namespace
+}  // namespace spike
