@@ -194,7 +194,7 @@ def _precision(graph: Graph) -> tuple[PrecisionEntry, ...]:
 
 def _entry(report: PassReport) -> PassEntry:
     misses = tuple(NearMiss(m.where, m.reason) for m in report.missed)
-    return PassEntry(report.name, len(report.fired), tuple(report.fired), misses)
+    return PassEntry(report.name, len(report.fired), tuple(report.fired), misses, report.facts)
 
 
 def _report(
