@@ -195,6 +195,11 @@ def match(pattern: Pattern, operand: Operand) -> Match | Miss:
     return Miss(trail.depth, trail.reason)
 
 
+def matches(pattern: Pattern, operand: Operand) -> Iterator[Match]:
+    """Every match at an operand: commutative operands can leave several readings."""
+    return map(Match, pattern.search(operand, {}, Trail(), 0))
+
+
 def orders(node: Node) -> list[list[Operand]]:
     """The node's operands, and also swapped if its op is commutative."""
     swap = node.op in COMMUTATIVE and len(node.operands) == 2

@@ -14,8 +14,10 @@ from ..errors import SpikeError
 from .base import Pass
 from .clean_up import CleanUp
 from .manager import Phase
+from .raise_attention import RaiseAttention
 from .raise_layer_norm import RaiseLayerNorm
 from .raise_rms_norm import RaiseRmsNorm
+from .raise_rope import RaiseRope
 
 
 def default_pipeline() -> tuple[Phase, ...]:
@@ -28,7 +30,9 @@ def default_pipeline() -> tuple[Phase, ...]:
                 RaiseRmsNorm(),
                 RaiseLayerNorm(),  # a layer norm is an RMS norm of x - mean(x)
                 CleanUp(),  # transposes sink below the norms, next to the rotations
+                RaiseRope(),
                 CleanUp(),
+                RaiseAttention(),
                 CleanUp(),
             ),
         ),

@@ -31,7 +31,7 @@ from ..compiler.ir import (
 from ..compiler.ir.ops import Kind
 from ..compiler.ir.primitives import TORCH_DTYPE
 from ..compiler.ir.rules import axis_of, shape_of
-from .match import number_of
+from .match import number_of, orders
 from .rewrite import become, create
 
 Rule = Callable[["Walk", Node], "Tensor | Node | None"]
@@ -167,6 +167,8 @@ def _operand_key(operand: Operand) -> Hashable:
 
 def neutral(walk: Walk, node: Node) -> Tensor | None:
     """x * 1, x + 0, x ** 1, a cast to the same type, a full slice, a reshape to the same shape."""
+    if not node.operands:
+        return None
     x = node.operands[0]
     if node.op in _NEUTRAL:
         number, either_side = _NEUTRAL[node.op]
@@ -233,6 +235,25 @@ def _compose_slices(node: Node, inner: Node) -> Node | None:
     offset = attribute(inner, "start")
     moved = {n: attribute(node, n) + offset for n in ("start", "end")}
     return become(node, "slice", [inner.operands[0]], {**node.attrs, **moved})
+
+
+def to_linear(walk: Walk, node: Node) -> Node | None:
+    """x @ w^T is linear(x, w); a bias added to a linear goes into it."""
+    if node.op == "matmul":
+        weight = _producer(node.operands[1])
+        if weight is not None and weight.op == "transpose" and len(weight.tensor(0).shape) == 2:
+            x, w = node.operands[0], weight.operands[0]
+            swapped = attribute(weight, "perm") == (1, 0) and isinstance(w, Constant)
+            return become(node, "linear", [x, w], {}) if swapped else None
+    if node.op == "add":
+        for product, bias in orders(node):
+            linear = _producer(product)
+            if linear is None or linear.op != "linear" or len(linear.operands) != 2:
+                continue
+            if isinstance(bias, Constant) and bias.shape == linear.result.shape[-1:]:
+                free = walk.private(product)
+                return become(node, "linear", [*linear.operands, bias], {}) if free else None
+    return None
 
 
 def spread_full(walk: Walk, node: Node) -> Node | None:
@@ -418,6 +439,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("neutral", neutral),
     ("drop-empty", drop_empty),
     ("compose", compose),
+    ("to-linear", to_linear),
     ("spread-full", spread_full),
 )
 SINKING: tuple[tuple[str, Rule], ...] = (
