@@ -1,0 +1,127 @@
+"""`spike build`: progress while it runs, then what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..compiler.assembly.request import BuildRequest
+from .options import require_build_extra
+from .progress import progress_for
+from .tables import duration, facts, section, sections, size, table
+from .terminal import Terminal
+
+if TYPE_CHECKING:
+    from ..compiler.engine import EngineConfig, Evidence
+    from ..driver import BuildResult
+
+
+def run_build(request: BuildRequest, terminal: Terminal) -> None:
+    """Build, and show the result. Raises what the driver raises; SPK804 without its packages."""
+    require_build_extra()
+    with progress_for(terminal) as progress:
+        progress.phase("start")  # importing torch takes seconds, and silence looks like a hang
+        from ..driver import build
+
+        begun = time.monotonic()
+        result = build(request, progress)
+    seconds = time.monotonic() - begun
+    if terminal.json:
+        terminal.event("result", **outcome(request, result, seconds))
+    elif request.dry_run:
+        print(plan_text(request, result), flush=True)
+    else:
+        print(result_text(result, seconds), flush=True)
+
+
+def outcome(request: BuildRequest, result: BuildResult, seconds: float) -> dict[str, object]:
+    """The result event."""
+    return {
+        "engine": None if request.dry_run else str(result.output_dir),
+        "engine_id": result.manifest.engine_id if result.manifest else None,
+        "weight_bytes": result.weight_bytes,
+        "bits_per_weight": result.plan.bits_per_weight,
+        "storage": result.plan.table(),
+        "passes": dict(_fired(result)),
+        "golden": {
+            "status": result.evidence.status,
+            "set": result.evidence.golden_set,
+            **{m.name: m.value for m in result.evidence.measurements},
+        },
+        "seconds": round(seconds, 3),
+    }
+
+
+def result_text(result: BuildResult, seconds: float) -> str:
+    """A few lines: what it is, how good it is, how to use it."""
+    bits = result.plan.bits_per_weight
+    rows = [
+        ("Engine", f"{result.output_dir}, built in {duration(seconds)}"),
+        ("Weights", f"{size(result.weight_bytes)}, {bits:.2f} bits each"),
+        *(config_rows(result.config) if result.config else ()),
+        ("Golden", golden_line(result.evidence)),
+        ("Try it", f'spike run {result.output_dir} "The capital of France is"'),
+    ]
+    return facts(rows)
+
+
+def config_rows(config: EngineConfig) -> list[tuple[str, object]]:
+    """Interface and capacity of an engine."""
+    build, model = config.build_config, config.pretrained_config
+    token = sum(s.kv_heads * s.row_bytes for s in config.spike.states)
+    cache = model.quantization.kv_cache_quant_algo
+    return [
+        ("Model", f"{model.architecture}, {model.num_hidden_layers} layers"),
+        ("Interface", f"{config.spike.abi} on {config.spike.backend}"),
+        ("KV cache", f"{cache}, {build.kv_cache_type}, {size(token)} per token"),
+        ("Capacity", f"{build.max_batch_size} sequences of {build.max_seq_len} tokens, "
+                     f"{build.max_num_tokens} tokens per step"),
+    ]  # fmt: skip
+
+
+def golden_line(evidence: Evidence) -> str:
+    """Status and the figures that have a limit."""
+    if evidence.status == "off":
+        return f"not checked ({evidence.reason})" if evidence.reason else "not checked"
+    kept = [
+        f"{m.name} {m.value:.3g} ({'at most' if m.better == 'lower' else 'at least'} {m.limit:.3g})"
+        for m in evidence.measurements
+        if m.limit is not None
+    ]
+    return f"{evidence.status} ({evidence.golden_set}): {', '.join(kept)}"
+
+
+def plan_text(request: BuildRequest, result: BuildResult) -> str:
+    """What a dry run would build."""
+    plan = result.plan
+    rows = [
+        (r["role"], r["format"], r["tensors"], r["megabytes"], r["why"], r["instead of"])
+        for r in plan.table()
+    ]
+    header = ("Role", "Format", "#Tensors", "#MB", "Why", "Fallback")
+    fired = _fired(result).items()
+    misses = [(r.name, m.where, m.reason) for r in result.reports for m in r.missed]
+    weights = sum(prod(c.shape) for c in plan.choices)
+    total = (
+        f"{weights / 1e6:,.1f} M weights in {size(result.weight_bytes)}, "
+        f"{plan.bits_per_weight:.2f} bits each; nothing was written."
+    )
+    return sections(
+        [
+            section(f"Storage ({plan.quantization.value})", table(header, rows)),
+            section("Passes", table(("Pass", "#Fired"), fired)),
+            section("Near misses", table(("Pass", "Where", "Why not"), misses) if misses else ""),
+            f"Dry run of {Path(request.model).name}: {total}",
+        ]
+    )
+
+
+def _fired(result: BuildResult) -> Counter[str]:
+    """Rewrites by pass; a pass may run several times."""
+    counts: Counter[str] = Counter()
+    for report in result.reports:
+        counts[report.name] += len(report.fired)
+    return counts

@@ -1,0 +1,216 @@
+"""`spike inspect` and `spike verify`: what is in an engine directory, as text or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ..compiler.engine import EngineDirectory, WeightSpec
+from ..errors import ExitCode
+from .build import config_rows
+from .tables import facts, section, sections, size, table
+from .terminal import Terminal
+
+MISSES_SHOWN = 12
+EVIDENCE = "evidence.json"
+
+
+def show(path: Path, what: str, terminal: Terminal) -> None:
+    """Print one view of the engine at `path`. Raises SPK5xx if it is not a sound engine."""
+    engine = EngineDirectory.open(path)
+    text, data = VIEWS[what]
+    terminal.answer(text(engine), data(engine))
+
+
+def evidence_of(engine: EngineDirectory) -> dict[str, Any]:
+    """evidence.json as plain data."""
+    found: dict[str, Any] = json.loads((engine.path / EVIDENCE).read_text(encoding="utf-8"))
+    return found
+
+
+def report_text(engine: EngineDirectory) -> str:
+    """Overview, sizes per role, golden figures, passes in short."""
+    spike, made = engine.config.spike, engine.manifest.provenance
+    stored = sum(w.bytes for w in spike.weights)
+    count = sum(prod(w.shape) for w in spike.weights)
+    bits = f", {8 * stored / count:.2f} bits each" if count else ""
+    algorithm = engine.config.pretrained_config.quantization.quant_algo
+    rows: list[tuple[str, object]] = [
+        *config_rows(engine.config),
+        ("Weights", f"{count / 1e6:,.1f} M in {size(stored)}{bits} ({algorithm})"),
+        ("Engine id", engine.manifest.engine_id[:16]),
+        ("Source", made.source_hash[:16]),
+        ("Made by", f"SpikeInfer {engine.manifest.spikeinfer_version}"),
+    ]
+    notes = spike.report.get("notes")
+    lines = "\n".join(map(str, notes)) if isinstance(notes, list | tuple) else ""
+    return sections(
+        [
+            facts(rows),
+            section("Weights by role", _roles(spike.weights)),
+            section("Golden check", _golden(evidence_of(engine))),
+            section("Passes that fired", _fired(engine)),
+            section("Notes", lines),
+        ]
+    )
+
+
+def _roles(weights: tuple[WeightSpec, ...]) -> str:
+    groups: dict[tuple[str, str], list[WeightSpec]] = defaultdict(list)
+    for weight in weights:
+        groups[weight.role, weight.format].append(weight)
+    total = sum(w.bytes for w in weights) or 1
+    sized = [(sum(w.bytes for w in group), key, group) for key, group in groups.items()]
+    rows = [
+        (role, form, len(group), f"{stored / 1e6:.2f}", f"{stored / total:.1%}",
+         f"{8 * stored / max(1, sum(prod(w.shape) for w in group)):.2f}")
+        for stored, (role, form), group in sorted(sized, key=lambda s: (-s[0], s[1]))
+    ]  # fmt: skip
+    rows.append(("all", "", len(weights), f"{sum(w.bytes for w in weights) / 1e6:.2f}", "", ""))
+    return table(("Role", "Format", "#Tensors", "#MB", "#Share", "#Bits"), rows)
+
+
+def _golden(evidence: Mapping[str, Any]) -> str:
+    head = f"{evidence['status']} {evidence['golden_set']} {evidence['reason']}".strip()
+    rows = [(m["name"], f"{m['value']:.4g}", _limit(m)) for m in evidence["measurements"]]
+    return f"{head}\n{table(('Figure', '#Value', 'Limit'), rows)}" if rows else head
+
+
+def _limit(measure: Mapping[str, Any]) -> str:
+    if measure["limit"] is None:
+        return ""
+    return f"{'at most' if measure['better'] == 'lower' else 'at least'} {measure['limit']:.4g}"
+
+
+def _fired(engine: EngineDirectory) -> str:
+    counts: Counter[str] = Counter()
+    for entry in engine.config.spike.passes:
+        counts[entry.name] += entry.fired
+    return table(("Pass", "#Fired"), [(name, n) for name, n in counts.items() if n])
+
+
+def weights_text(engine: EngineDirectory) -> str:
+    """Every tensor of rank0.weights."""
+    rows = [
+        (w.name, w.role, w.format, "x".join(map(str, w.shape)), f"{w.bytes:,}", w.offset)
+        for w in engine.config.spike.weights
+    ]
+    return table(("Name", "Role", "Format", "Shape", "#Bytes", "#Offset"), rows)
+
+
+def precision_text(engine: EngineDirectory) -> str:
+    """The precision decisions with their reasons."""
+    rows = [(p.scope, p.value, p.dtype, p.reason) for p in engine.config.spike.precision]
+    return table(("Where", "Value", "Precision", "Why"), rows)
+
+
+def passes_text(engine: EngineDirectory) -> str:
+    """Each run of a pass: where it fired, and why it did not elsewhere."""
+    runs = engine.config.spike.passes
+    summary = [(e.name, e.fired, len(e.near_misses)) for e in runs]
+    misses: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], str] = {}
+    for entry in runs:
+        for miss in entry.near_misses:
+            misses[entry.name, miss.reason] += 1
+            first.setdefault((entry.name, miss.reason), miss.where)
+    rows = [
+        (name, count, first[name, reason], reason)
+        for (name, reason), count in misses.most_common(MISSES_SHOWN)
+    ]
+    more = len(misses) - len(rows)
+    return sections(
+        [
+            table(("Pass", "#Fired", "#Near misses"), summary),
+            section(
+                "Near misses",
+                table(("Pass", "#Times", "First at", "Why not"), rows) if rows else "none",
+            ),
+            f"and {more} more reasons (--json lists all)" if more > 0 else "",
+        ]
+    )
+
+
+def quantization_text(engine: EngineDirectory) -> str:
+    """Which rule gave which tensors their format."""
+    storage = engine.config.spike.report.get("storage")
+    plan = storage if isinstance(storage, list | tuple) else []
+    columns = ("role", "format", "tensors", "megabytes", "why", "instead of")
+    rows = [tuple(row.get(column, "") for column in columns) for row in plan]
+    header = ("Role", "Format", "#Tensors", "#MB", "Rule", "Fallback because")
+    model = engine.config.pretrained_config.quantization
+    bits = engine.config.spike.report.get("bits per weight")
+    head = facts(
+        [
+            ("Weights", model.quant_algo),
+            ("KV cache", model.kv_cache_quant_algo),
+            ("Bits per weight", bits),
+        ]
+    )
+    return sections([head, table(header, rows)])
+
+
+def report_data(engine: EngineDirectory) -> dict[str, Any]:
+    """Everything: config, manifest, evidence."""
+    return {
+        "path": str(engine.path),
+        "config": dataclasses.asdict(engine.config),
+        "manifest": dataclasses.asdict(engine.manifest),
+        "evidence": evidence_of(engine),
+    }
+
+
+def _part(name: str) -> Callable[[EngineDirectory], object]:
+    return lambda engine: [dataclasses.asdict(e) for e in getattr(engine.config.spike, name)]
+
+
+def quantization_data(engine: EngineDirectory) -> dict[str, Any]:
+    """Formats and the rules behind them."""
+    report = engine.config.spike.report
+    return {
+        **dataclasses.asdict(engine.config.pretrained_config.quantization),
+        "bits_per_weight": report.get("bits per weight"),
+        "storage": report.get("storage"),
+    }
+
+
+View = tuple[Callable[[EngineDirectory], str], Callable[[EngineDirectory], object]]
+VIEWS: dict[str, View] = {
+    "report": (report_text, report_data),
+    "weights": (weights_text, _part("weights")),
+    "precision": (precision_text, _part("precision")),
+    "passes": (passes_text, _part("passes")),
+    "quantization": (quantization_text, quantization_data),
+}
+
+
+def verify(path: Path, terminal: Terminal) -> int:
+    """Hash every file of an engine against its manifest; exit code 3 if one differs."""
+    engine = EngineDirectory.open(path)
+    checks = engine.verify()
+    rows = [
+        (c.name, f"{c.size:,}", (c.found or "unreadable")[:16], "ok" if c.ok else "DIFFERS")
+        for c in checks
+    ]
+    bad = [c.name for c in checks if not c.ok]
+    verdict = (
+        f"{len(bad)} of {len(checks)} files differ: {', '.join(bad)}"
+        if bad
+        else f"{path} is whole: {len(checks)} files, engine {engine.manifest.engine_id[:16]}"
+    )
+    data = {
+        "path": str(path),
+        "engine_id": engine.manifest.engine_id,
+        "ok": not bad,
+        "files": [{**dataclasses.asdict(c), "ok": c.ok} for c in checks],
+    }
+    terminal.answer(f"{table(('File', '#Bytes', 'sha256', ''), rows)}\n{verdict}", data)
+    if bad:
+        # The same words as on loading, with the damaged tensors by name.
+        EngineDirectory.open(path, verify=True)
+    return int(ExitCode.BAD_INPUT if bad else ExitCode.OK)

@@ -1,0 +1,97 @@
+"""Flags and recipe -> BuildRequest: what was said, by whom, and what is not in this version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ..compiler.assembly.request import BuildRequest
+from ..errors import ExitCode, SpikeError
+from .recipes import load
+
+LATER = {
+    "max_kl": "State limits in a recipe (golden: thresholds: mean_kl: ...).",
+    "calibration": "The formats of this version need no calibration data.",
+    "target_sm": "It is for the tensorrt backend; build with --backend onnxruntime.",
+}
+"""Flags that parse, but whose feature is not there yet, and what to do instead."""
+BUILD_PACKAGES = ("torch", "transformers", "onnx", "safetensors")
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+
+
+def request_from(flags: Mapping[str, object], recipe: str | None) -> BuildRequest:
+    """The build that `flags` (None = not given) ask for, over a recipe, over the defaults.
+
+    Raises:
+        SpikeError: SPK801 a value out of range, SPK802 not in this version, SPK807 no output,
+            SPK81x the recipe, SPK541 or SPK542 the golden set.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    for name, remedy in LATER.items():
+        if name in given:
+            raise later(f"--{name.replace('_', '-')}", remedy)
+    if given.get("profiling_verbosity", "none") != "none":
+        remedy = "Leave it out: an engine of this version carries no layer timings."
+        raise later(f"--profiling-verbosity {given['profiling_verbosity']}", remedy)
+    options = dict(load(recipe).options) if recipe else {}
+    options |= {f.name: given[f.name] for f in fields(BuildRequest) if f.name in given}
+    if options.get("kv_cache_type") == "disabled":
+        raise later("--kv-cache-type disabled", "Use paged (streaming) or continuous.")
+    if not options.get("output_dir"):
+        if not options.get("dry_run"):
+            raise usage("--output-dir is missing.", "Say where the engine goes: --output-dir DIR.")
+        options["output_dir"] = Path("engine")
+    if "golden" in options:
+        options["golden"] = golden_set(str(options["golden"]))
+    return BuildRequest(**options)  # type: ignore[arg-type]
+
+
+def golden_set(value: str) -> str:
+    """``auto``, ``off``, or the path of a readable set, given by file or by a shipped name.
+
+    It is read here: a build must not find out at its end that there is nothing to check with.
+    """
+    if value in ("auto", "off"):
+        return value
+    from ..compiler.golden import GoldenSet
+
+    own = GOLDEN / f"{value}.yaml"
+    path = own if not Path(value).exists() and own.is_file() else Path(value)
+    GoldenSet.load(path)
+    return str(path)
+
+
+def require_build_extra() -> None:
+    """Raises SpikeError SPK804 naming the packages that building needs and that are missing."""
+    missing = [name for name in BUILD_PACKAGES if installed(name) is None]
+    if missing:
+        raise SpikeError(
+            "SPK804",
+            "command line",
+            f"this command needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'}"
+            " not installed.",
+            "pip install 'spikeinfer[build]'",
+            ExitCode.UNSUPPORTED,
+        )
+
+
+def installed(package: str) -> str | None:
+    """Version of an installed package, None without it (importing it may be slow, or a folder)."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def later(what: str, remedy: str) -> SpikeError:
+    """SPK802: known, and not in this version."""
+    return SpikeError(
+        "SPK802", "command line", f"{what} is not in this version.", remedy, ExitCode.UNSUPPORTED
+    )
+
+
+def usage(what: str, remedy: str) -> SpikeError:
+    """SPK807: arguments that do not go together."""
+    return SpikeError("SPK807", "command line", what, remedy, ExitCode.USAGE)
