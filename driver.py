@@ -116,7 +116,9 @@ class _Watch(Observer):
         if request.dump_ir is not None:
             self.watchers.append(DumpIr(request.dump_ir, graph))
         if request.verify_passes:
-            self.watchers.append(ValidatePasses(checkpoint.load))
+            self.watchers.append(
+                ValidatePasses(checkpoint.load, sequence_limit(request, checkpoint))
+            )
 
     def before_pass(self, step: Pass, graph: Graph) -> None:
         for watcher in self.watchers:

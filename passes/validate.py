@@ -9,7 +9,7 @@ written shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -36,12 +36,14 @@ class Feed:
     first_position: int = 0
 
 
-SCENARIOS: dict[str, tuple[Feed, ...]] = {
-    "prefill": (Feed((11,)),),
-    "chunks and decode": (Feed((7, 1, 5, 1, 1)),),
-    "ragged": (Feed((9, 1, 1)), Feed((0, 6, 1)), Feed((1, 1, 1))),
-    "large positions": (Feed((5, 2), first_position=3001),),
-}
+def scenarios(longest: int) -> dict[str, tuple[Feed, ...]]:
+    """Feeds by name; positions stay below `longest`."""
+    return {
+        "prefill": (Feed((11,)),),
+        "chunks and decode": (Feed((7, 1, 5, 1, 1)),),
+        "ragged": (Feed((9, 1, 1)), Feed((0, 6, 1)), Feed((1, 1, 1))),
+        "large positions": (Feed((5, 2), first_position=max(0, min(3001, longest - 8))),),
+    }
 
 
 class ValidatePasses(Observer):
@@ -49,25 +51,26 @@ class ValidatePasses(Observer):
 
     Args:
         parameters: values of a traced parameter by name.
+        longest: tokens of one sequence that the model allows.
         seed: of the token ids.
     """
 
-    def __init__(self, parameters: Parameters, seed: int = 0) -> None:
-        self.parameters, self.seed = parameters, seed
+    def __init__(self, parameters: Parameters, longest: int, seed: int = 0) -> None:
+        self.parameters, self.seed, self.scenarios = parameters, seed, scenarios(longest)
         self._before: dict[str, list[Tensor]] = {}
         self._text = ""
 
     def before_pass(self, step: Pass, graph: Graph) -> None:
         """Runs the first graph; later ones were run after the pass before."""
         if not self._before:
-            self._before = outputs(graph, self.parameters, self.seed)
+            self._before = self._outputs(graph)
         self._text = print_graph(graph)
 
     def after_pass(self, step: Pass, graph: Graph, report: PassReport) -> None:
         """Raises SpikeError SPK307 (exit 70) if the pass changed the meaning of the graph."""
         if not report.modified:
             return
-        after = outputs(graph, self.parameters, self.seed)
+        after = self._outputs(graph)
         limit = max(step.tolerance, ROUNDING)
         worst = max(
             (difference(b, a), name)
@@ -87,6 +90,9 @@ class ValidatePasses(Observer):
                 ExitCode.INTERNAL,
             )
 
+    def _outputs(self, graph: Graph) -> dict[str, list[Tensor]]:
+        return outputs(graph, self.parameters, self.scenarios, self.seed)
+
 
 def difference(before: Tensor, after: Tensor) -> float:
     """Largest absolute difference over the largest magnitude before; inf for NaN or shape."""
@@ -97,12 +103,14 @@ def difference(before: Tensor, after: Tensor) -> float:
     return worst if worst == worst else float("inf")
 
 
-def outputs(graph: Graph, parameters: Parameters, seed: int) -> dict[str, list[Tensor]]:
+def outputs(
+    graph: Graph, parameters: Parameters, feeds: Mapping[str, tuple[Feed, ...]], seed: int
+) -> dict[str, list[Tensor]]:
     """Logits [tokens, V] of every sequence of every scenario."""
     ragged = any(v.name == "slots" for v in graph.inputs)
     run = _run_ragged if ragged else _run_functional
     results = {}
-    for name, sequences in SCENARIOS.items():
+    for name, sequences in feeds.items():
         generator = torch.Generator().manual_seed(seed)
         tokens = [
             torch.randint(0, 1 << 30, (sum(s.chunks),), generator=generator) % _vocab(graph)
