@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..compiler.engine.config import EngineConfig
 from .kv_pool import pool_memory
-from .ort import open_session, require_names
+from .ort import open_session, require_names, sentence
 from .session import SessionLimits, StepInputs, step_failed
 
 
@@ -69,7 +69,7 @@ class FunctionalSession:
         try:
             logits, *presents = self._session.run(self._outputs, feed)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
-            raise step_failed(error) from error
+            raise step_failed(sentence(error)) from error
         for pool, present in zip(self._pools, presents, strict=True):
             pool[inputs.slots[first:last]] = present[0, :, past.size :].transpose(1, 0, 2)
         result: NDArray[np.float32] = logits[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import onnxruntime as ort
 
 from ..errors import SpikeError
 
-WARNINGS_AND_WORSE = 3  # ORT's log levels: 2 = warning, 3 = error
+FATAL_ONLY = 4  # of ORT's log levels; its errors are raised, and reported once
 
 
 def open_session(model: Path, ops_library: Path | None, threads: int) -> Any:
@@ -32,9 +33,15 @@ def open_session(model: Path, ops_library: Path | None, threads: int) -> Any:
         raise SpikeError(
             "SPK614",
             "engine",
-            f"ONNX Runtime {ort.__version__} can't load {model}: {error}",
+            f"ONNX Runtime {ort.__version__} can't load {model}: {sentence(error)}",
             "Run `spike verify` on the engine; if it is whole, build it again with this version.",
         ) from error
+
+
+def sentence(error: Exception) -> str:
+    """The words of one of ONNX Runtime's errors, without its prefix, ended by a full stop."""
+    words = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
+    return f"{' '.join(words.split()).rstrip('.')}."
 
 
 def session_options(threads: int) -> Any:
@@ -43,7 +50,7 @@ def session_options(threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = WARNINGS_AND_WORSE
+    options.log_severity_level = FATAL_ONLY
     # A memory pattern is planned anew for every shape, and steps have many.
     options.enable_mem_pattern = False
     return options

@@ -81,8 +81,8 @@ class Session(Protocol):
         ...
 
 
-def step_failed(cause: Exception) -> SpikeError:
-    """The error of a session whose executor raised `cause`: SPK616."""
+def step_failed(cause: str) -> SpikeError:
+    """The error of a session whose executor failed, `cause` saying why: SPK616."""
     return SpikeError(
         "SPK616",
         "engine",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..compiler.engine.config import EngineConfig
 from .kv_pool import pool_memory
-from .ort import open_session, require_names
+from .ort import open_session, require_names, sentence
 from .session import SessionLimits, StepInputs, step_failed
 
 STEP_INPUTS = tuple(field.name for field in fields(StepInputs))
@@ -73,7 +73,7 @@ class StreamingSession:
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
-            raise step_failed(error) from error
+            raise step_failed(sentence(error)) from error
         return self._logits[: inputs.logit_rows.size]
 
     def close(self) -> None:
