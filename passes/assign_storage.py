@@ -105,5 +105,5 @@ def _split_uses(graph: Graph) -> None:
 
 def _plain_twin(graph: Graph, const: Constant) -> Constant:
     twin = Constant(f"{const.name}.array", const.type, const.parameter, role="other")
-    twin.transposed, twin.plus = const.transposed, const.plus
+    twin.transposed, twin.rows, twin.plus = const.transposed, const.rows, const.plus
     return graph.constants.setdefault(twin.name, twin)

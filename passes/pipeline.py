@@ -14,8 +14,11 @@ from ..errors import SpikeError
 from .base import Pass
 from .clean_up import CleanUp
 from .manager import Phase
+from .raise_activation import RaiseActivation
 from .raise_attention import RaiseAttention
+from .raise_gated_mlp import RaiseGatedMlp
 from .raise_layer_norm import RaiseLayerNorm
+from .raise_linear import RaiseLinear
 from .raise_rms_norm import RaiseRmsNorm
 from .raise_rope import RaiseRope
 
@@ -27,12 +30,15 @@ def default_pipeline() -> tuple[Phase, ...]:
         Phase(
             "raise",
             (
+                RaiseLinear(),
+                RaiseActivation(),
                 RaiseRmsNorm(),
                 RaiseLayerNorm(),  # a layer norm is an RMS norm of x - mean(x)
                 CleanUp(),  # transposes sink below the norms, next to the rotations
                 RaiseRope(),
                 CleanUp(),
                 RaiseAttention(),
+                RaiseGatedMlp(),
                 CleanUp(),
             ),
         ),

@@ -31,12 +31,12 @@ from ..compiler.ir import (
 from ..compiler.ir.ops import Kind
 from ..compiler.ir.primitives import TORCH_DTYPE
 from ..compiler.ir.rules import axis_of, shape_of
-from .match import number_of, orders
+from .match import number_of
 from .rewrite import become, create
 
 Rule = Callable[["Walk", Node], "Tensor | Node | None"]
 
-# Ops that work on the last axis of the first operand; their other operands are weights.
+# Ops that work on the last axis of the first operand; their other operands should be weights.
 LAST_AXIS_OF_FIRST = frozenset(("linear", "rms_norm", "layer_norm", "gated_mlp"))
 _NEUTRAL: dict[str, tuple[float, bool]] = {  # the number that does nothing; also as first operand
     "mul": (1.0, True), "div": (1.0, False), "pow": (1.0, False),
@@ -238,22 +238,12 @@ def _compose_slices(node: Node, inner: Node) -> Node | None:
 
 
 def to_linear(walk: Walk, node: Node) -> Node | None:
-    """x @ w^T is linear(x, w); a bias added to a linear goes into it."""
-    if node.op == "matmul":
-        weight = _producer(node.operands[1])
-        if weight is not None and weight.op == "transpose" and len(weight.tensor(0).shape) == 2:
-            x, w = node.operands[0], weight.operands[0]
-            swapped = attribute(weight, "perm") == (1, 0) and isinstance(w, Constant)
-            return become(node, "linear", [x, w], {}) if swapped else None
-    if node.op == "add":
-        for product, bias in orders(node):
-            linear = _producer(product)
-            if linear is None or linear.op != "linear" or len(linear.operands) != 2:
-                continue
-            if isinstance(bias, Constant) and bias.shape == linear.result.shape[-1:]:
-                free = walk.private(product)
-                return become(node, "linear", [*linear.operands, bias], {}) if free else None
-    return None
+    """x @ w^T is linear(x, w)."""
+    weight = _producer(node.operands[1]) if node.op == "matmul" else None
+    if weight is None or weight.op != "transpose" or attribute(weight, "perm") != (1, 0):
+        return None
+    x, w = node.operands[0], weight.operands[0]
+    return become(node, "linear", [x, w], {}) if isinstance(w, Constant) else None
 
 
 def spread_full(walk: Walk, node: Node) -> Node | None:
@@ -334,7 +324,7 @@ def sink_transpose(walk: Walk, node: Node) -> Node | None:
     perm = _sinkable(walk, node)
     if perm is None:
         return None
-    if node.op in LAST_AXIS_OF_FIRST:
+    if _on_last_axis(node):
         operands = [_unwrapped(node.operands[0]), *node.operands[1:]]
     else:
         moved = [_untransposed(walk, o, perm) for o in node.operands]
@@ -345,9 +335,15 @@ def sink_transpose(walk: Walk, node: Node) -> Node | None:
     return become(node, "transpose", [inner], {"perm": perm})
 
 
+def _on_last_axis(node: Node) -> bool:
+    """Whether the node treats rows of its first operand alike: the rest are weights, no streams."""
+    weights = all(isinstance(o, Constant) or len(shape_of(o)) <= 1 for o in node.operands[1:])
+    return node.op in LAST_AXIS_OF_FIRST and weights
+
+
 def _sinkable(walk: Walk, node: Node) -> tuple[int, ...] | None:
     """The permutation of the first transposed operand, if the op commutes with it."""
-    first = node.op in LAST_AXIS_OF_FIRST
+    first = _on_last_axis(node)
     if not first and OPS[node.op].kind is not Kind.ELEMENTWISE:
         return None
     for operand in node.operands[: 1 if first else None]:
@@ -421,7 +417,7 @@ def _on_elements(node: Node) -> bool:
 
 def _on_rows(node: Node) -> bool:
     rest = node.operands[1:]
-    if node.op in LAST_AXIS_OF_FIRST:
+    if _on_last_axis(node):
         return True
     if node.op == "matmul":
         return isinstance(rest[0], Constant) and len(rest[0].shape) == 2

@@ -70,6 +70,7 @@ def _const_text(const: Constant) -> str:
         raw = np.ascontiguousarray(const.data, dtype=NUMPY_DTYPE[const.dtype]).tobytes()
         source = f'data "{base64.b64encode(raw).decode()}"'
     tail = " transposed" if const.transposed else ""
+    tail += f" rows={const.rows[0]}:{const.rows[1]}" if const.rows else ""
     tail += f" plus={const.plus}" if const.plus else ""
     tail += "".join(f" {k}={v}" for k, v in (("format", const.format), ("role", const.role)) if v)
     return f"const @{const.name} : {const.type} = {source}{tail}"
@@ -153,7 +154,7 @@ def _parse_item(text: str, kind: str) -> AttrItem:
 
 class _Parser:
     def __init__(self, text: str) -> None:
-        stripped = (re.sub(r"\s*//.*$", "", line).strip() for line in text.splitlines())
+        stripped = (re.sub(r"(^|\s+)//.*$", "", line).strip() for line in text.splitlines())
         self.lines = [(i, line) for i, line in enumerate(stripped, 1) if line]
         self.graph = Graph("")
         self.values: dict[str, Value] = {}
@@ -200,6 +201,9 @@ class _Parser:
         flags = match[5].split()
         fields = dict(f.split("=", 1) for f in flags if "=" in f)
         const = Constant(match[1], kind, transposed="transposed" in flags)
+        if "rows" in fields:
+            first, last = fields["rows"].split(":")
+            const.rows = (int(first), int(last))
         const.plus = float(fields.get("plus", 0))
         const.format, const.role = fields.get("format", ""), fields.get("role", "")
         if match[3] == "parameter":

@@ -1,0 +1,150 @@
+"""Raise down(act(gate(x)) * up(x)) to gated_mlp.
+
+before:
+    input %x : f32[B, S, 8]
+    const @gate_up : f32[32, 8] = parameter "mlp.gate_up_proj.weight"
+    const @down : f32[8, 16] = parameter "mlp.down_proj.weight"
+    %gu = linear(%x, @gate_up) : f32[B, S, 32] in mlp.gate_up_proj
+    %g = slice(%gu, axis=2, start=0, end=16) : f32[B, S, 16] in mlp
+    %u = slice(%gu, axis=2, start=16, end=32) : f32[B, S, 16] in mlp
+    %a = silu(%g) : f32[B, S, 16] in mlp.act
+    %h = mul(%u, %a) : f32[B, S, 16] in mlp
+    %y = linear(%h, @down) : f32[B, S, 8] in mlp.down_proj
+    output %y
+after:
+    input %x : f32[B, S, 8]
+    const @down : f32[8, 16] = parameter "mlp.down_proj.weight"
+    const @gate_up.0 : f32[16, 8] = parameter "mlp.gate_up_proj.weight" rows=0:16
+    const @gate_up.16 : f32[16, 8] = parameter "mlp.gate_up_proj.weight" rows=16:32
+    %y = gated_mlp(%x, @gate_up.0, @gate_up.16, @down) : f32[B, S, 8] in mlp
+    output %y
+
+Separate gate and up matrices are taken as they are; of a packed one, each takes its rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..compiler.ir import Attr, Constant, Graph, Level, Node, Operand, TensorType, attribute
+from .base import NearMiss, Pass, PassReport
+from .match import (
+    Match,
+    Pattern,
+    is_last_axis,
+    match,
+    op,
+    orders,
+    producer,
+    same,
+    show,
+    var,
+)
+from .rewrite import Rewriter, common_scope
+
+_G = var("gate")
+ACTIVATIONS: tuple[tuple[Pattern, str], ...] = (
+    (op("silu", _G), "silu"),
+    (op("gelu", _G, approximate="tanh"), "gelu_tanh"),
+    (op("gelu", _G, approximate="none"), "gelu_erf"),
+    (op("pow", op("relu", _G), 2), "relu2"),
+    (op("mul", op("relu", _G), op("relu", _G)), "relu2"),
+    (op("relu", _G), "relu"),
+)
+
+
+class Refusal(ValueError):
+    """Why a gated product is no gated MLP that the op can say."""
+
+
+@dataclass(frozen=True)
+class RaiseGatedMlp(Pass):
+    """Finds gated MLPs with separate or packed gate and up projections."""
+
+    name: ClassVar[str] = "raise-gated-mlp"
+    requires: ClassVar[tuple[Level, ...]] = (Level.TRACED, Level.FUSED)
+    ensures: ClassVar[Level | None] = Level.FUSED
+    tolerance: ClassVar[float] = 1e-5  # a matrix product of half the rows may sum in another order
+
+    def run(self, graph: Graph) -> PassReport:
+        """Rewrites every gated MLP; other products of an activation before a linear are misses."""
+        report = PassReport(self.name)
+        rewriter = Rewriter(graph)
+        for node in [n for n in graph.nodes if n.op == "linear"]:
+            hidden = producer(node.operands[0])
+            gated = _gated(hidden) if hidden is not None and hidden.op == "mul" else None
+            if hidden is None or gated is None:
+                continue
+            try:
+                _emit(rewriter, node, hidden, *gated)
+                report.fired.append(node.scope)
+            except Refusal as reason:
+                report.missed.append(NearMiss(node.scope, str(reason)))
+        rewriter.apply()
+        return report
+
+
+def _gated(product: Node) -> tuple[str, Operand, Operand] | None:
+    """The activation, the gate in front of it, and the factor beside it."""
+    for gate, up in orders(product):
+        for pattern, name in ACTIVATIONS:
+            found = match(pattern, gate)
+            if isinstance(found, Match):
+                return name, found.bound["gate"], up
+    return None
+
+
+def _emit(
+    rewriter: Rewriter, down: Node, product: Node, activation: str, gate: Operand, up: Operand
+) -> None:
+    if rewriter.users.only(product.result) is None:
+        raise Refusal(f"its hidden state %{product.result.name} has another user")
+    gate_linear, gate_rows = _projection(gate)
+    up_linear, up_rows = _projection(up)
+    if not same(gate_linear.operands[0], up_linear.operands[0]):
+        raise Refusal("gate and up are projections of different values")
+    if len(down.operands) > 2:
+        raise Refusal(f"its down projection has the bias {show(down.operands[2])}")
+    if not isinstance(down.operands[1], Constant):
+        raise Refusal("its down projection is no stored matrix")
+    weights = [
+        _rows(rewriter.graph, gate_linear, gate_rows),
+        _rows(rewriter.graph, up_linear, up_rows),
+    ]
+    attrs: dict[str, Attr] = {} if activation == "silu" else {"activation": activation}
+    scope = common_scope(gate_linear.scope, up_linear.scope, product.scope, down.scope)
+    operands = [gate_linear.operands[0], *weights, down.operands[1]]
+    rewriter.replace(down, "gated_mlp", operands, attrs, scope)
+
+
+def _projection(operand: Operand) -> tuple[Node, tuple[int, int] | None]:
+    """The linear behind gate or up, and which of its rows it is if it is packed."""
+    node, rows = producer(operand), None
+    if node is not None and node.op == "slice":
+        start, end = attribute(node, "start"), attribute(node, "end")
+        if not is_last_axis(node) or attribute(node, "step") != 1:
+            raise Refusal(f"gate and up are interleaved in {show(node.operands[0])}")
+        node, rows = producer(node.operands[0]), (int(start), int(end))
+    if node is None or node.op != "linear":
+        raise Refusal(f"{show(operand)} is no linear projection")
+    if len(node.operands) > 2:
+        raise Refusal(f"its projection has the bias {show(node.operands[2])}")
+    if not isinstance(node.operands[1], Constant):
+        raise Refusal(f"{show(node.operands[1])} is no stored matrix")
+    return node, rows
+
+
+def _rows(graph: Graph, linear: Node, rows: tuple[int, int] | None) -> Constant:
+    """The projection's weight, or a constant for some of its rows."""
+    weight = linear.operands[1]
+    assert isinstance(weight, Constant)
+    if rows is None:
+        return weight
+    if weight.parameter is None or weight.rows is not None:
+        raise Refusal(f"@{weight.name} is no whole parameter of the checkpoint")
+    name = f"{weight.name}.{rows[0]}"
+    kind = TensorType(weight.dtype, (rows[1] - rows[0], weight.shape[1]))
+    part = Constant(name, kind, weight.parameter)
+    part.transposed, part.rows, part.plus = weight.transposed, rows, weight.plus
+    return graph.constants.setdefault(name, part)
