@@ -12,11 +12,14 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from spikeinfer import SpikeEngine, SpikeError
 from spikeinfer.runtime.chat import ChatTemplate
 from spikeinfer.runtime.loading import LoadedEngine
 from spikeinfer.runtime.session import SessionLimits, StepInputs
+from spikeinfer.runtime.stream import TokenStream
 from spikeinfer.runtime.text_codec import TextCodec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -261,6 +264,41 @@ def test_closing_a_stream_frees_its_blocks_and_changes_nobody() -> None:
     assert rest
     assert kept.completion.token_ids == reference([3], 9)
     assert engine._loop.pool.owned == 0
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["open", "read", "read", "read", "close", "score"]), st.integers(0, 99)
+    ),
+    max_size=40,
+)
+
+
+@given(actions=ACTIONS, chunk=st.integers(1, 16), blocks=st.integers(10, 30))
+@settings(max_examples=60, deadline=None)
+def test_any_order_of_opening_reading_and_closing(
+    actions: list[tuple[str, int]], chunk: int, blocks: int
+) -> None:
+    """Every stream read to its end has the tokens it has alone; no block is lost."""
+    engine, _ = open_toy(max_num_tokens=chunk, num_blocks=blocks)
+    streams: list[tuple[list[int], TokenStream]] = []
+    for action, number in actions:
+        if action == "open":
+            prompt = [number + i for i in range(1 + number % 30)]
+            streams.append((prompt, engine.stream(prompt, max_tokens=1 + number % 9)))
+        elif action == "score":
+            assert engine.score([number, 1])[1].argmax() == reference([number, 1], 1)[0]
+        elif streams:
+            prompt, stream = streams[number % len(streams)]
+            next(stream, None) if action == "read" else stream.close()
+    for prompt, stream in streams:
+        list(stream)
+        done = stream.completion
+        expected = reference(prompt, len(done.token_ids))
+        assert done.token_ids == expected
+        assert done.finish_reason in ("length", "cancelled")
+    assert engine._loop.pool.owned == 0
+    assert engine._loop.pool.unpromised == blocks
 
 
 def test_a_dropped_stream_is_swept_before_the_next_step() -> None:
