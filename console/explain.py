@@ -32,7 +32,10 @@ class Explanation:
 def read(page: Path = PAGE) -> dict[str, Explanation]:
     """Every explanation by code."""
     text = page.read_text(encoding="utf-8")
-    return {row[0]: Explanation(*row[:4], int(row[4])) for row in _ROW.findall(text)}
+    return {
+        row[0]: Explanation(row[0], row[1], row[2], row[3], int(row[4]))
+        for row in _ROW.findall(text)
+    }
 
 
 def explain(code: str) -> tuple[str, Explanation]:

@@ -32,7 +32,7 @@ UsageError = typer.BadParameter.__mro__[1]
 class Command(Protocol):
     """A parsed command line that can be run."""
 
-    def main(self, args: list[str], prog_name: str, standalone_mode: bool) -> object:
+    def main(self, *, args: list[str], prog_name: str, standalone_mode: bool) -> object:
         """Run; returns the exit code or None."""
 
 

@@ -59,7 +59,8 @@ def find(name: str) -> Path:
     for path in (Path(name), SHIPPED / f"{name}.yaml"):
         if path.is_file():
             return path
-    near = difflib.get_close_matches(Path(name).stem, shipped(), 1, 0.4)
+    near = [known for known in shipped() if known.startswith(name)]
+    near = near or difflib.get_close_matches(Path(name).stem, shipped(), 1)
     hint = f"Did you mean {near[0]}? " if near else ""
     raise SpikeError(
         "SPK810",
@@ -225,4 +226,4 @@ class _Reader:
 
 def _plain(node: yaml.Node) -> Any:
     """Plain Python data of a node (safe types only)."""
-    return yaml.constructor.SafeConstructor().construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+    return yaml.constructor.SafeConstructor().construct_object(node, deep=True)

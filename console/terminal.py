@@ -48,7 +48,7 @@ class Terminal:
         elif text:
             print(text, flush=True)
 
-    def event(self, name: str, **values: object) -> None:
+    def event(self, name: str, /, **values: object) -> None:
         """One JSON line with `--json`; nothing otherwise."""
         if self.json:
             write_json({"event": name, **values})
