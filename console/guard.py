@@ -13,6 +13,7 @@ import textwrap
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -46,7 +47,8 @@ def run(command: Command, name: str, words: Sequence[str]) -> int:
         return code if isinstance(code, int) else int(ExitCode.OK)
     except BrokenPipeError:
         # Whoever read us has gone; Python's own flush at exit must not fail a second time.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
         terminal.say("\ninterrupted")

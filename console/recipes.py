@@ -80,14 +80,14 @@ def load(name: str) -> Recipe:
     path = find(name)
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return Recipe(path, _Reader(path).read(root))
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a value like !!int x
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
-        cause = getattr(error, "problem", None) or "not text in UTF-8"
+        cause = getattr(error, "problem", None) or str(error)
         raise SpikeError(
             "SPK811", "recipe", f"{path}{line} isn't valid YAML: {cause}.", "Correct the file."
         ) from error
-    return Recipe(path, _Reader(path).read(root))
 
 
 def option_types() -> dict[str, Any]:

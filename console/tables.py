@@ -10,8 +10,10 @@ _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 def size(count: float) -> str:
     """Bytes in decimal units with three digits: ``98.4 MB``."""
     for factor, name in _UNITS:
-        if count >= factor:
-            return f"{count / factor:.3g} {name}" if count < 1000 * factor else f"{count:.2g} B"
+        if count >= 0.9995 * factor:  # so that three digits never round to 1000 of the unit below
+            digits = 2 if count < 9.995 * factor else 1 if count < 99.95 * factor else 0
+            text = f"{count / factor:.{digits}f}"
+            return f"{text.rstrip('0').rstrip('.') if digits else text} {name}"
     return f"{count:.0f} B"
 
 
