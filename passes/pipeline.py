@@ -11,8 +11,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from ..errors import SpikeError
+from .alias_kv import AliasKv
+from .assign_kernels import AssignKernels
+from .assign_roles import AssignRoles
+from .assign_storage import AssignStorage
 from .base import Pass
 from .clean_up import CleanUp
+from .flatten_tokens import FlattenTokens
+from .fold_norm_offset import FoldNormOffset
+from .fuse_residual import FuseResidual
 from .manager import Phase
 from .raise_activation import RaiseActivation
 from .raise_attention import RaiseAttention
@@ -21,6 +28,7 @@ from .raise_layer_norm import RaiseLayerNorm
 from .raise_linear import RaiseLinear
 from .raise_rms_norm import RaiseRmsNorm
 from .raise_rope import RaiseRope
+from .select_logit_rows import SelectLogitRows
 
 
 def default_pipeline() -> tuple[Phase, ...]:
@@ -42,9 +50,10 @@ def default_pipeline() -> tuple[Phase, ...]:
                 CleanUp(),
             ),
         ),
-        Phase("state", ()),
-        Phase("ragged", ()),
-        Phase("place", ()),
+        Phase("state", (AliasKv(),)),
+        Phase("ragged", (FlattenTokens(), CleanUp(), SelectLogitRows())),
+        Phase("fuse", (FoldNormOffset(), FuseResidual())),
+        Phase("place", (AssignRoles(), AssignStorage(), AssignKernels())),
     )
 
 

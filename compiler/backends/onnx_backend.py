@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx
 
-from ..ir import DType, Graph, State, TensorType, symbol
-from .emission import Emission, StoredTensor, value_info
+from ..ir import DType, Graph, State, TensorType, Value, symbol
+from .emission import ONNX_DTYPE, Emission, StoredTensor, value_info
 from .kernel_nodes import KERNELS
 from .primitive_nodes import PRIMITIVES
 
@@ -17,6 +17,7 @@ KERNEL_NAMES = {
 }
 """Who runs each op: standard nodes of ONNX Runtime, or our kernels."""
 PAGED = "kv."
+LOGITS = "logits"
 
 
 def emit_onnx(
@@ -38,7 +39,9 @@ def emit_onnx(
     Inputs and outputs are those of docs/engine-format.md for the graph's ABI.
     """
     emission = Emission(graph, stored, weights_file)
-    emission.inputs = [value_info(v.name, v.type) for v in graph.inputs]
+    graph.outputs[0].name = LOGITS
+    for value in graph.inputs:
+        _input(emission, value)
     for node in graph.nodes:
         EMITTERS[node.op](emission, node)
     emission.outputs = [value_info(v.name, v.type) for v in graph.outputs]
@@ -49,6 +52,18 @@ def emit_onnx(
             assert state.output is not None
             emission.outputs.append(value_info(state.output.name, state.output.type))
     return emission.model("spikeinfer")
+
+
+def _input(emission: Emission, value: Value) -> None:
+    """An input under its own name; ids are int32 outside, whatever they are inside."""
+    outside = value.type
+    if value.dtype is DType.I64:
+        outside = TensorType(DType.I32, value.shape)
+    emission.inputs.append(value_info(value.name, outside))
+    if outside is not value.type:
+        inside = f"{value.name}.{value.dtype.value}"
+        emission.node("Cast", [value.name], inside, to=ONNX_DTYPE[value.dtype])
+        value.name = inside
 
 
 def state_names(state: State) -> tuple[str, str]:
