@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ..ir import Constant, DType, Operand, Value
 from .lower_call import Call, Lowered, Unsupported, lowers
+from .lower_shape import from_start
 
 _UNARY = {
     "neg": "neg", "abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "rsqrt": "rsqrt",
@@ -19,18 +22,23 @@ _BINARY = {
     "gt": "gt", "ge": "ge", "logical_and": "logical_and", "logical_or": "logical_or",
 }  # fmt: skip
 _BINARY_OVERLOADS = ("Tensor", "Scalar", "default", "Tensor_Tensor", "Tensor_Scalar")
-_LOGICAL = {"bitwise_and": "logical_and", "bitwise_or": "logical_or"}
+_LOGICAL = {
+    "bitwise_and": "logical_and", "__and__": "logical_and", "bitwise_or": "logical_or",
+    "__or__": "logical_or",
+}  # fmt: skip
 
 
 def _declare_elementwise() -> None:
     for aten, op in _UNARY.items():
-        lowers(f"{aten}.default")(lambda call, op=op: call.emit(op, call.tensor("self")))
+        lowers(f"{aten}.default")(partial(_unary, op))
     for aten, op in _BINARY.items():
-        lowers(*(f"{aten}.{overload}" for overload in _BINARY_OVERLOADS))(
-            lambda call, op=op: _binary(call, op)
-        )
+        lowers(*(f"{aten}.{overload}" for overload in _BINARY_OVERLOADS))(partial(_binary, op))
     for aten, op in _LOGICAL.items():
-        lowers(f"{aten}.Tensor", f"{aten}.Scalar")(lambda call, op=op: _logical(call, op))
+        lowers(f"{aten}.Tensor", f"{aten}.Scalar")(partial(_logical, op))
+
+
+def _unary(op: str, call: Call) -> Lowered:
+    return call.emit(op, call.tensor("self"))
 
 
 def operand(call: Call, argument: str) -> Operand:
@@ -45,14 +53,14 @@ def _other(call: Call) -> str:
     return next(n for n in ("other", "exponent", "value") if n in call.arguments)
 
 
-def _binary(call: Call, op: str) -> Lowered:
+def _binary(op: str, call: Call) -> Lowered:
     return call.emit(op, operand(call, "self"), operand(call, _other(call)))
 
 
-def _logical(call: Call, op: str) -> Lowered:
+def _logical(op: str, call: Call) -> Lowered:
     if call.type.dtype is not DType.BOOL:
         raise Unsupported("bit operations on integers are not in the IR")
-    return _binary(call, op)
+    return _binary(op, call)
 
 
 _declare_elementwise()
@@ -280,12 +288,15 @@ def index_select(call: Call) -> Lowered:
 
 @lowers("index.Tensor")
 def index(call: Call) -> Lowered:
-    """x[:, i]: one index tensor."""
+    """x[:, i]: one index tensor; negative numbers are resolved where they are constants."""
     given = [(axis, i) for axis, i in enumerate(call["indices"]) if i is not None]
     if len(given) != 1 or given[0][1].dtype is DType.BOOL:
         raise Unsupported("only indexing by one integer tensor is in the IR")
-    ((axis, indices),) = given
-    return call.emit("index_select", call.tensor("self"), indices, axis=axis)
+    x, ((axis, indices),) = call.tensor("self"), given
+    if isinstance(indices, Constant) and indices.data is not None and indices.shape == (1,):
+        start = from_start(int(indices.data[0]), x.shape[axis])
+        return call.slice(x, axis, start, start + 1)
+    return call.emit("index_select", x, indices, axis=axis)
 
 
 @lowers("gather.default")

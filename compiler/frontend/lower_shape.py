@@ -68,10 +68,10 @@ def slice_(call: Call) -> Lowered:
     start = from_start(0 if call["start"] is None else call["start"], size)
     if step == 1:
         return call.slice(x, axis, start, start + call.shape[axis])
-    end = size if call["end"] is None else call["end"]
-    if not isinstance(size, int) or isinstance(end, SymDim):
+    end = from_start(size if call["end"] is None else call["end"], size)
+    if isinstance(end, SymDim):
         raise Unsupported("a slice with a step over a symbolic axis is not in the IR")
-    return call.slice(x, axis, start, min(from_start(end, size), size), step)
+    return call.slice(x, axis, start, end, step)
 
 
 def from_start(index: Dim, size: Dim) -> Dim:
