@@ -54,7 +54,7 @@ class Checkpoint:
     Attributes:
         path: the directory.
         config: transformers' configuration object.
-        model_type: as in config.json, for example ``llama``.
+        model_type: of `config`, for example ``llama``.
         architecture: class of the model that is built, for example ``LlamaForCausalLM``.
         parameters: name in the model's state dict -> shape and stored dtype, in the model's order;
             tied names are all listed.

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
@@ -53,12 +53,16 @@ def read_config(directory: Path, model_type: str | None = None) -> ModelConfig:
     _refuse_quantised(directory, raw)
     with quiet_transformers():
         try:
-            parsed = CONFIG_MAPPING[stated].from_dict(copy.deepcopy(dict(raw)))
+            # AutoConfig has a few rules of its own, but needs a stated type
+            loader = AutoConfig if "model_type" in raw else CONFIG_MAPPING[stated]
+            parsed = loader.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:  # transformers raises a dozen types for bad values
             raise _rejected(directory, stated, error) from error
     _require_decoder(directory, stated, parsed)
     _require_known_rope(directory, parsed)
-    return ModelConfig(raw, parsed, stated)
+    return ModelConfig(raw, parsed, parsed.model_type)
 
 
 def meta_model(model: ModelConfig, dtype: torch.dtype) -> torch.nn.Module:

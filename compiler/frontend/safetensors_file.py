@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,8 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
+# Python 3.11's mmap module doesn't name it; the value is the one of Linux on x86-64 and arm64.
+MAP_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 LFS_PREFIX = b"version https://git-lfs.github.com/spec/"
 GET_AGAIN = "Download the file again."
@@ -101,8 +104,8 @@ class SafetensorsFile:
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
             # Private and writable, because torch has no read-only tensors; NORESERVE keeps a file
-            # larger than memory mappable, as its pages are clean.
-            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+            # larger than memory mappable, as its pages stay clean.
+            flags = mmap.MAP_PRIVATE | MAP_NORESERVE
             with self.path.open("rb") as file:
                 self._map = mmap.mmap(
                     file.fileno(), self._size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE
