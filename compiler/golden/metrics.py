@@ -104,6 +104,48 @@ def compare_stored(prompt: GoldenPrompt, probe_ids: Ids, logits: Float32) -> Com
     )
 
 
+# Rows at a time: five float64 matrices of a 262,144-token vocabulary stay under 350 MB.
+ROWS = 32
+
+
+@dataclass(frozen=True)
+class RowMetrics:
+    """Per row of two matrices of logits; N rows.
+
+    Attributes:
+        kl: float64 ``[N]``, KL(source || engine), nats.
+        margins: float64 ``[N]``, the source's lead of first over second, nats.
+        logit_error: float64 ``[N]``, largest absolute difference.
+        source_lse, engine_lse: float64 ``[N]``, log-sum-exp of each side.
+    """
+
+    kl: Float64
+    margins: Float64
+    logit_error: Float64
+    source_lse: Float64
+    engine_lse: Float64
+
+
+def row_metrics(source: Float32, engine: Float32) -> RowMetrics:
+    """Compare logits float32 ``[N, V]`` row by row, a few rows at a time."""
+    columns: list[list[Float64]] = [[], [], [], [], []]
+    for start in range(0, len(source), ROWS):
+        wide = source[start : start + ROWS].astype(np.float64)
+        ours = engine[start : start + ROWS].astype(np.float64)
+        source_lse, engine_lse = log_sum_exp(wide), log_sum_exp(ours)
+        pair = np.partition(wide, -2, axis=-1)[:, -2:]
+        parts = (
+            kl_of(wide - source_lse[:, None], ours - engine_lse[:, None]),
+            pair[:, 1] - pair[:, 0],
+            np.abs(wide - ours).max(axis=-1),
+            source_lse,
+            engine_lse,
+        )
+        for column, part in zip(columns, parts, strict=True):
+            column.append(part)
+    return RowMetrics(*(np.concatenate(column) for column in columns))
+
+
 def compare_full(
     name: str, tokens: list[int], source: Float32, engine: Float32, prompt_length: int | None = None
 ) -> Comparison:
@@ -116,21 +158,18 @@ def compare_full(
         engine: logits under test.
         prompt_length: where the source's greedy continuation begins; None if there is none.
     """
-    wide, ours = source.astype(np.float64), engine.astype(np.float64)
-    source_logprobs = wide - log_sum_exp(wide)[:, None]
-    engine_logprobs = ours - log_sum_exp(ours)[:, None]
-    pair = np.partition(source, -2, axis=-1)[:, -2:].astype(np.float64)
+    rows = row_metrics(source, engine)
     following = np.asarray(tokens[1:], dtype=np.int64)
     index = np.arange(following.size)
     return Comparison(
         name=name,
         first=0,
-        kl=kl_of(source_logprobs, engine_logprobs),
+        kl=rows.kl,
         source_top=source.argmax(axis=-1).astype(np.int32),
         engine_top=engine.argmax(axis=-1).astype(np.int32),
-        margins=pair[:, 1] - pair[:, 0],
-        logit_error=np.abs(wide - ours).max(axis=-1),
-        source_nll=-source_logprobs[index, following],
-        engine_nll=-engine_logprobs[index, following],
+        margins=rows.margins,
+        logit_error=rows.logit_error,
+        source_nll=rows.source_lse[:-1] - source[index, following],
+        engine_nll=rows.engine_lse[:-1] - engine[index, following],
         greedy_from=len(tokens) if prompt_length is None else prompt_length - 1,
     )

@@ -94,21 +94,26 @@ class Reference:
         return np.asarray(logits.numpy(), dtype=np.float32)
 
     def greedy(self, tokens: list[int], count: int) -> list[int]:
-        """Up to `count` likeliest next tokens, with the source's own cache; ends after a stop."""
-        import torch
+        """Up to `count` likeliest next tokens, with the source's own cache; ends after a stop.
 
-        produced: list[int] = []
-        step, cache = torch.tensor([tokens]), None
-        with torch.inference_mode():
-            while len(produced) < count:
-                output = self.model(step, past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
-                token = int(output.logits[0, -1].argmax())
-                produced.append(token)
-                if token in self.stop_tokens:
-                    break
-                step = torch.tensor([[token]])
-        return produced
+        The checkpoint's generation defaults (penalties, sampling) are set aside.
+        """
+        import torch
+        from transformers import GenerationConfig
+
+        stops = sorted(self.stop_tokens)
+        defaults = self.model.generation_config
+        self.model.generation_config = GenerationConfig(
+            do_sample=False, eos_token_id=stops or None, pad_token_id=stops[0] if stops else 0
+        )
+        try:
+            prompt = torch.tensor([tokens])
+            output = self.model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count
+            )
+        finally:
+            self.model.generation_config = defaults
+        return [int(token) for token in output[0, len(tokens) :]]
 
     def provenance(self) -> Provenance:
         """How logits of this object come about, for a golden set."""
