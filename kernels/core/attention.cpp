@@ -24,10 +24,11 @@ int64_t segment_end(int64_t position) {
   return (position / size + 1) * size;
 }
 
-/// One kv head and a run of tokens of one sequence.
+/// A run of kv heads and a run of tokens of one sequence.
 struct Item {
   int64_t sequence = 0;
   int64_t kv_head = 0;
+  int64_t kv_heads = 1;
   int64_t token = 0;  ///< first row in the step
   int64_t tokens = 0;
   int64_t first = 0;  ///< position of that token
@@ -35,7 +36,13 @@ struct Item {
   int64_t high = 0;
   float* shared = nullptr;  ///< partial results per segment, if several tasks work on the item
 
-  int64_t cost() const { return (high - low) * tokens; }
+  int64_t cost() const { return (high - low) * tokens * kv_heads; }
+
+  int64_t segments() const {
+    int64_t count = 0;
+    for (int64_t at = low; at < high; at = segment_end(at)) ++count;
+    return count;
+  }
 };
 
 struct Task {
@@ -110,8 +117,8 @@ class Attention {
   }
 
   void plan() {
-    for (int64_t b = 0; b < step_.sequences; ++b)
-      for (int64_t h = 0; h < spec_.kv_heads; ++h) plan_sequence(b, h);
+    const bool together = heads_together();
+    for (int64_t b = 0; b < step_.sequences; ++b) plan_sequence(b, together);
     int64_t total = 0;
     for (const Item& item : items_) total += item.cost();
     // Items above this share of the work are cut, so that no thread waits long for another one.
@@ -119,47 +126,78 @@ class Attention {
                                                 : std::numeric_limits<int64_t>::max();
     int64_t floats = 0;
     for (const Item& item : items_)
-      if (cut(item, large)) floats += segments(item) * partial_floats(item.tokens * group_);
+      if (cut(item, large)) floats += item.segments() * partial_floats(rows(item));
     partials_.reset(new float[static_cast<size_t>(floats)]);
     float* next = partials_.get();
     for (size_t i = 0; i < items_.size(); ++i) {
-      if (!cut(items_[i], large)) {
+      Item& item = items_[i];
+      if (!cut(item, large)) {
         tasks_.push_back({static_cast<int64_t>(i), 0, nullptr});
         continue;
       }
-      items_[i].shared = next;
+      item.shared = next;
       shared_.push_back(static_cast<int64_t>(i));
-      for (int64_t at = items_[i].low; at < items_[i].high; at = segment_end(at)) {
+      for (int64_t at = item.low; at < item.high; at = segment_end(at)) {
         tasks_.push_back({static_cast<int64_t>(i), at, next});
-        next += partial_floats(items_[i].tokens * group_);
+        next += partial_floats(rows(item));
       }
     }
   }
 
-  void plan_sequence(int64_t b, int64_t head) {
-    const int64_t start = step_.seq_starts[b], tokens = step_.seq_starts[b + 1] - start;
-    const int64_t per_item = std::max<int64_t>(1, rows_per_item / group_);
-    for (int64_t t = 0; t < tokens; t += per_item) {
-      Item item;
-      item.sequence = b;
-      item.kv_head = head;
-      item.token = start + t;
-      item.tokens = std::min(per_item, tokens - t);
-      item.first = step_.kv_lens[b] - tokens + t;
-      item.high = item.first + item.tokens;
-      item.low = spec_.window > 0 ? std::max<int64_t>(0, item.first + 1 - spec_.window) : 0;
-      items_.push_back(item);
-    }
+  /// Whether short runs of tokens take all kv heads in one item. The cache is then read in the
+  /// order in which it lies in memory, which decode steps live on; but there are fewer tasks.
+  bool heads_together() const {
+    int64_t tasks = 0;
+    for (int64_t b = 0; b < step_.sequences; ++b)
+      if (short_run(b)) tasks += make_item(b, 0, new_tokens(b)).segments();
+    return tasks >= 2 * parallel_.threads;
   }
 
-  static int64_t segments(const Item& item) {
-    int64_t count = 0;
-    for (int64_t at = item.low; at < item.high; at = segment_end(at)) ++count;
-    return count;
+  int64_t new_tokens(int64_t b) const { return step_.seq_starts[b + 1] - step_.seq_starts[b]; }
+
+  int64_t tokens_per_item() const { return std::max<int64_t>(1, rows_per_item / group_); }
+
+  bool short_run(int64_t b) const {
+    return new_tokens(b) > 0 && new_tokens(b) <= std::min<int64_t>(4, tokens_per_item());
+  }
+
+  void plan_sequence(int64_t b, bool together) {
+    if (together && short_run(b)) {
+      items_.push_back(make_item(b, 0, new_tokens(b)));
+      items_.back().kv_heads = spec_.kv_heads;
+      return;
+    }
+    for (int64_t h = 0; h < spec_.kv_heads; ++h)
+      for (int64_t t = 0; t < new_tokens(b); t += tokens_per_item()) {
+        items_.push_back(make_item(b, t, std::min(tokens_per_item(), new_tokens(b) - t)));
+        items_.back().kv_head = h;
+      }
+  }
+
+  /// New tokens [from, from + tokens) of sequence b.
+  Item make_item(int64_t b, int64_t from, int64_t tokens) const {
+    Item item;
+    item.sequence = b;
+    item.token = step_.seq_starts[b] + from;
+    item.tokens = tokens;
+    item.first = step_.kv_lens[b] - new_tokens(b) + from;
+    item.high = item.first + tokens;
+    item.low = spec_.window > 0 ? std::max<int64_t>(0, item.first + 1 - spec_.window) : 0;
+    return item;
   }
 
   static bool cut(const Item& item, int64_t large) {
     return item.cost() > large && segment_end(item.low) < item.high;
+  }
+
+  /// Query rows of an item: by kv head, then token, then query head of the group.
+  int64_t rows(const Item& item) const { return item.kv_heads * rows_per_head(item); }
+  int64_t rows_per_head(const Item& item) const { return item.tokens * group_; }
+
+  /// Which row of [tokens, heads] an item's row r is.
+  int64_t place(const Item& item, int64_t r) const {
+    const int64_t per_head = rows_per_head(item), token = item.token + r % per_head / group_;
+    return token * spec_.heads + (item.kv_head + r / per_head) * group_ + r % group_;
   }
 
   int64_t partial_floats(int64_t rows) const { return rows * (2 + value_stride_); }
@@ -171,61 +209,70 @@ class Attention {
   /// A segment of a shared item, or all of an item.
   void work(const Task& task) const {
     const Item& item = items_[task.item];
-    const int64_t rows = item.tokens * group_, padded = padded_row(rows);
+    const int64_t count = rows(item), per_head = padded_row(rows_per_head(item));
     thread_local Workspace workspace;
-    float* next = workspace.get(padded * (key_stride_ + score_stride + 1) +
+    float* next = workspace.get(padded_row(count * key_stride_) + per_head * (score_stride + 1) +
                                 tile_positions * (key_stride_ + value_stride_) +
-                                2 * partial_floats(padded));
+                                2 * partial_floats(count));
     auto take = [&next](int64_t floats) { return std::exchange(next, next + floats); };
-    float* q = take(padded * key_stride_);
+    float* q = take(padded_row(count * key_stride_));
     Scratch scratch;
-    scratch.scores = take(padded * score_stride);
+    scratch.scores = take(per_head * score_stride);
     scratch.keys = take(tile_positions * key_stride_);
     scratch.values = take(tile_positions * value_stride_);
-    scratch.carry = take(padded);
+    scratch.carry = take(per_head);
     load_queries(item, q);
-    const QueryRows query{&spec_, q, rows, group_, item.first, key_stride_, value_stride_};
-    const KvRows kv = cached(item);
     if (task.part != nullptr) {
-      kernel_(query, kv, task.begin, std::min(segment_end(task.begin), item.high),
-              partial(task.part, rows), scratch);
+      attend(item, q, task.begin, partial(task.part, count), scratch);
       return;
     }
-    const Partial all = partial(take(partial_floats(padded)), rows);
-    const Partial part = partial(take(partial_floats(padded)), rows);
-    clear(all, rows);
+    const Partial all = partial(take(partial_floats(count)), count);
+    const Partial part = partial(take(partial_floats(count)), count);
+    clear(all, count);
     for (int64_t at = item.low; at < item.high; at = segment_end(at)) {
-      kernel_(query, kv, at, std::min(segment_end(at), item.high), part, scratch);
-      fold(all, part, rows);
+      attend(item, q, at, part, scratch);
+      fold(all, part, count);
     }
     finish(item, all);
+  }
+
+  /// part = the item's rows over the segment that begins at `begin`.
+  void attend(const Item& item, const float* q, int64_t begin, const Partial& part,
+              Scratch& scratch) const {
+    const int64_t end = std::min(segment_end(begin), item.high), per_head = rows_per_head(item);
+    for (int64_t h = 0; h < item.kv_heads; ++h) {
+      const int64_t row = h * per_head;
+      const QueryRows query{&spec_, q + row * key_stride_, per_head, group_, item.first,
+                            key_stride_, value_stride_};
+      kernel_(query, cached(item, item.kv_head + h), begin, end,
+              {part.max + row, part.sum + row, part.out + row * value_stride_}, scratch);
+    }
   }
 
   /// Puts the segments of a shared item together, in the order in which one task would have.
   void join(const Item& item) const {
-    const int64_t rows = item.tokens * group_, floats = partial_floats(rows);
+    const int64_t count = rows(item), floats = partial_floats(count);
     thread_local Workspace workspace;
-    const Partial all = partial(workspace.get(floats), rows);
-    clear(all, rows);
+    const Partial all = partial(workspace.get(floats), count);
+    clear(all, count);
     float* part = item.shared;
     for (int64_t at = item.low; at < item.high; at = segment_end(at), part += floats)
-      fold(all, partial(part, rows), rows);
+      fold(all, partial(part, count), count);
     finish(item, all);
   }
 
   void load_queries(const Item& item, float* q) const {
-    for (int64_t r = 0; r < item.tokens * group_; ++r, q += key_stride_) {
-      const int64_t token = item.token + r / group_, head = item.kv_head * group_ + r % group_;
-      const float* from = step_.q + (token * spec_.heads + head) * spec_.key_dim;
+    for (int64_t r = 0; r < rows(item); ++r, q += key_stride_) {
+      const float* from = step_.q + place(item, r) * spec_.key_dim;
       for (int64_t i = 0; i < spec_.key_dim; ++i) q[i] = from[i] * spec_.scale;
       std::fill(q + spec_.key_dim, q + key_stride_, 0.0f);
     }
   }
 
-  KvRows cached(const Item& item) const {
+  KvRows cached(const Item& item, int64_t kv_head) const {
     KvRows kv;
-    kv.keys = pool_.keys + item.kv_head * key_row_;
-    kv.values = pool_.values + item.kv_head * value_row_;
+    kv.keys = pool_.keys + kv_head * key_row_;
+    kv.values = pool_.values + kv_head * value_row_;
     kv.key_step = spec_.kv_heads * key_row_;
     kv.value_step = spec_.kv_heads * value_row_;
     kv.table = step_.block_tables + item.sequence * step_.table_width;
@@ -255,16 +302,16 @@ class Attention {
 
   /// out = weighted values / sum of weights, a sink being one more weight.
   void finish(const Item& item, const Partial& all) const {
-    for (int64_t r = 0; r < item.tokens * group_; ++r) {
-      const int64_t token = item.token + r / group_, head = item.kv_head * group_ + r % group_;
+    for (int64_t r = 0; r < rows(item); ++r) {
+      const int64_t row = place(item, r);
       float factor = 1.0f, sum = all.sum[r];
       if (step_.sinks != nullptr) {
-        const float sink = step_.sinks[head], max = std::max(all.max[r], sink);
+        const float sink = step_.sinks[row % spec_.heads], max = std::max(all.max[r], sink);
         factor = std::exp(all.max[r] - max);
         sum = sum * factor + std::exp(sink - max);
       }
       factor /= sum;
-      float* to = out_ + (token * spec_.heads + head) * spec_.value_dim;
+      float* to = out_ + row * spec_.value_dim;
       const float* from = all.out + r * value_stride_;
       for (int64_t i = 0; i < spec_.value_dim; ++i) to[i] = from[i] * factor;
     }

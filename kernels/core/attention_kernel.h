@@ -73,7 +73,8 @@ struct Scratch {
   float* values = nullptr;  ///< [tile_positions, value_stride]
 };
 
-/// part = attention of the rows over positions [begin, end) that each of them sees.
+/// part = attention of the rows over those of positions [begin, end) that each of them sees. Both
+/// ends are tile borders, or where the first row begins and the last one ends to see.
 using SegmentKernel = void (*)(const QueryRows& q, const KvRows& kv, int64_t begin, int64_t end,
                                const Partial& part, Scratch& scratch);
 

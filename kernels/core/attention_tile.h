@@ -38,6 +38,23 @@ typename V::F load_rest(const uint8_t* row, int64_t c, int64_t n) {
     return V::zero();
 }
 
+/// Rows that are needed soon: touched while others are worked on, as no hardware prefetcher follows
+/// a block table.
+struct Ahead {
+  const uint8_t* const* rows = nullptr;
+  int64_t count = 0;
+  int64_t bytes = 0;
+
+  /// Inlined by force: GCC 12 takes a function that only prefetches for one without effect, and
+  /// drops calls to it.
+  [[gnu::always_inline]] void touch(int64_t begin, int64_t end) const {
+    for (int64_t j = begin; j < std::min(end, count); ++j) {
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(rows[j] + b);
+      __builtin_prefetch(rows[j] + bytes - 1);
+    }
+  }
+};
+
 template <class V, KvFormat format>
 struct Tile {
   using F = typename V::F;
@@ -45,9 +62,10 @@ struct Tile {
   /// s[r][j] = q[r] . keys[j] for R rows and `count` keys (a multiple of 4).
   template <int R>
   static void scores(const float* q, int64_t q_stride, const uint8_t* const* keys, int64_t count,
-                     int64_t dim, float* s) {
+                     int64_t dim, float* s, const Ahead& ahead) {
     const int64_t chunks = dim / V::width, rest = dim % V::width;
     for (int64_t j = 0; j < count; j += 4) {
+      ahead.touch(j, j + 4);
       F acc[R][4];
       for (auto& row : acc)
         for (F& a : row) a = V::zero();
@@ -72,15 +90,16 @@ struct Tile {
   }
 
   static void all_scores(const float* q, int64_t q_stride, int64_t rows,
-                         const uint8_t* const* keys, int64_t count, int64_t dim, float* s) {
-    for (int64_t r = 0; r < rows; r += 4) {
+                         const uint8_t* const* keys, int64_t count, int64_t dim, float* s,
+                         Ahead ahead = {}) {
+    for (int64_t r = 0; r < rows; r += 4, ahead = {}) {
       const float* from = q + r * q_stride;
       float* to = s + r * score_stride;
       switch (std::min<int64_t>(rows - r, 4)) {
-        case 1: scores<1>(from, q_stride, keys, count, dim, to); break;
-        case 2: scores<2>(from, q_stride, keys, count, dim, to); break;
-        case 3: scores<3>(from, q_stride, keys, count, dim, to); break;
-        default: scores<4>(from, q_stride, keys, count, dim, to); break;
+        case 1: scores<1>(from, q_stride, keys, count, dim, to, ahead); break;
+        case 2: scores<2>(from, q_stride, keys, count, dim, to, ahead); break;
+        case 3: scores<3>(from, q_stride, keys, count, dim, to, ahead); break;
+        default: scores<4>(from, q_stride, keys, count, dim, to, ahead); break;
       }
     }
   }
@@ -88,12 +107,13 @@ struct Tile {
   /// o[r] = o[r] * carry[r] + sum_j p[r][j] values[j] for R rows, C chunks from chunk c on.
   template <int R, int C>
   static void weigh(const float* p, const uint8_t* const* values, int64_t count, int64_t c,
-                    const float* carry, float* o, int64_t o_stride) {
+                    const float* carry, float* o, int64_t o_stride, const Ahead& ahead) {
     F acc[R][C];
     for (int r = 0; r < R; ++r)
       for (int i = 0; i < C; ++i)
         acc[r][i] = V::mul(V::load(o + r * o_stride + (c + i) * V::width), V::set(carry[r]));
     for (int64_t j = 0; j < count; ++j) {
+      ahead.touch(j, j + 1);
       F value[C];
       for (int i = 0; i < C; ++i) value[i] = load_chunk<V, format>(values[j], c + i);
       for (int r = 0; r < R; ++r) {
@@ -116,26 +136,29 @@ struct Tile {
 
   template <int R>
   static void weigh_rows(const float* p, const uint8_t* const* values, int64_t count, int64_t dim,
-                         const float* carry, float* o, int64_t o_stride) {
+                         const float* carry, float* o, int64_t o_stride, Ahead ahead) {
     const int64_t chunks = dim / V::width, rest = dim % V::width;
     int64_t c = 0;
-    for (; c + 4 <= chunks; c += 4) weigh<R, 4>(p, values, count, c, carry, o, o_stride);
-    for (; c < chunks; ++c) weigh<R, 1>(p, values, count, c, carry, o, o_stride);
+    for (; c + 4 <= chunks; c += 4, ahead = {})
+      weigh<R, 4>(p, values, count, c, carry, o, o_stride, ahead);
+    for (; c < chunks; ++c, ahead = {})
+      weigh<R, 1>(p, values, count, c, carry, o, o_stride, ahead);
     if (rest == 0) return;
     for (int r = 0; r < R; ++r)
       weigh_rest(p + r * score_stride, values, count, c, rest, carry[r], o + r * o_stride);
   }
 
   static void all_weigh(const float* p, int64_t rows, const uint8_t* const* values, int64_t count,
-                        int64_t dim, const float* carry, float* o, int64_t o_stride) {
-    for (int64_t r = 0; r < rows; r += 4) {
+                        int64_t dim, const float* carry, float* o, int64_t o_stride,
+                        Ahead ahead = {}) {
+    for (int64_t r = 0; r < rows; r += 4, ahead = {}) {
       const float* from = p + r * score_stride;
       float* to = o + r * o_stride;
       switch (std::min<int64_t>(rows - r, 4)) {
-        case 1: weigh_rows<1>(from, values, count, dim, carry + r, to, o_stride); break;
-        case 2: weigh_rows<2>(from, values, count, dim, carry + r, to, o_stride); break;
-        case 3: weigh_rows<3>(from, values, count, dim, carry + r, to, o_stride); break;
-        default: weigh_rows<4>(from, values, count, dim, carry + r, to, o_stride); break;
+        case 1: weigh_rows<1>(from, values, count, dim, carry + r, to, o_stride, ahead); break;
+        case 2: weigh_rows<2>(from, values, count, dim, carry + r, to, o_stride, ahead); break;
+        case 3: weigh_rows<3>(from, values, count, dim, carry + r, to, o_stride, ahead); break;
+        default: weigh_rows<4>(from, values, count, dim, carry + r, to, o_stride, ahead); break;
       }
     }
   }
@@ -202,17 +225,31 @@ void soften(const QueryRows& q, int64_t tile, float* s, float* carry, const Part
   }
 }
 
-/// One tile: positions [begin, end), all inside [tile, tile + tile_positions).
+/// Addresses of the rows of one tile's positions [begin, begin + count).
+struct TileRows {
+  int64_t begin = 0;
+  int64_t count = 0;
+  const uint8_t* keys[tile_positions];
+  const uint8_t* values[tile_positions];
+
+  /// The tile that holds `at`, up to `end`; empty if that is reached.
+  void locate(const KvRows& kv, int64_t at, int64_t end) {
+    begin = at;
+    count = std::max<int64_t>(0, std::min(end, (at / tile_positions + 1) * tile_positions) - at);
+    kv.locate(begin, count, keys, values);
+  }
+};
+
+/// One tile; `next` is the one after it.
 template <class V, KvFormat format>
-void run_tile(const QueryRows& q, const KvRows& kv, int64_t begin, int64_t end, const Partial& part,
+void run_tile(const QueryRows& q, TileRows& rows, const TileRows& next, const Partial& part,
               Scratch& scratch) {
-  const uint8_t *keys[tile_positions], *values[tile_positions];
-  const int64_t count = end - begin, padded = (count + 3) / 4 * 4;
-  const int64_t tile = begin / tile_positions * tile_positions;
-  kv.locate(begin, count, keys, values);
+  const int64_t count = rows.count, padded = (count + 3) / 4 * 4;
+  const int64_t tile = rows.begin / tile_positions * tile_positions;
+  const uint8_t **keys = rows.keys, **values = rows.values;
   std::fill(keys + count, keys + padded, keys[count - 1]);  // read twice, masked afterwards
   // sum4 writes whole fours, so up to 3 logits may land past the tile: scores are that much wider.
-  float* s = scratch.scores + (begin - tile);
+  float* s = scratch.scores + (rows.begin - tile);
   if (format != KvFormat::f32 && q.rows >= rows_worth_expanding) {
     Tile<V, format>::expand(keys, padded, q.spec->key_dim, scratch.keys, q.key_stride);
     Tile<V, format>::expand(values, count, q.spec->value_dim, scratch.values, q.value_stride);
@@ -222,10 +259,15 @@ void run_tile(const QueryRows& q, const KvRows& kv, int64_t begin, int64_t end, 
                                       part.out, q.value_stride);
     return;
   }
-  Tile<V, format>::all_scores(q.q, q.key_stride, q.rows, keys, padded, q.spec->key_dim, s);
+  const auto row_bytes = [](int64_t dim) {
+    return static_cast<int64_t>(kv_row_bytes(format, dim));
+  };
+  const Ahead these{values, count, row_bytes(q.spec->value_dim)};
+  const Ahead those{next.keys, next.count, row_bytes(q.spec->key_dim)};
+  Tile<V, format>::all_scores(q.q, q.key_stride, q.rows, keys, padded, q.spec->key_dim, s, these);
   soften<V>(q, tile, scratch.scores, scratch.carry, part);
   Tile<V, format>::all_weigh(s, q.rows, values, count, q.spec->value_dim, scratch.carry, part.out,
-                             q.value_stride);
+                             q.value_stride, those);
 }
 
 template <class V, KvFormat format>
@@ -234,10 +276,11 @@ void run_segment(const QueryRows& q, const KvRows& kv, int64_t begin, int64_t en
   std::fill(part.max, part.max + q.rows, -INFINITY);
   std::fill(part.sum, part.sum + q.rows, 0.0f);
   std::fill(part.out, part.out + q.rows * q.value_stride, 0.0f);
-  for (int64_t at = begin; at < end;) {
-    const int64_t next = std::min(end, (at / tile_positions + 1) * tile_positions);
-    run_tile<V, format>(q, kv, at, next, part, scratch);
-    at = next;
+  TileRows tiles[2];
+  tiles[0].locate(kv, begin, end);
+  for (int turn = 0; tiles[turn].count > 0; turn ^= 1) {
+    tiles[turn ^ 1].locate(kv, tiles[turn].begin + tiles[turn].count, end);
+    run_tile<V, format>(q, tiles[turn], tiles[turn ^ 1], part, scratch);
   }
 }
 

@@ -242,14 +242,14 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 def test_bits_depend_neither_on_chunks_nor_on_company(op_session, name: str) -> None:
     shape = SHAPES[name]
     sess = session(op_session, shape)
-    alone = Cache(shape, blocks=64, seed=1)
-    prompt = alone.tokens(300)
+    alone = Cache(shape, blocks=80, seed=1)
+    prompt = alone.tokens(1100)
     sinks = {"sinks": np.linspace(-1, 1, shape.heads, dtype=np.float32)} if shape.sinks else {}
-    whole = run(sess, alone, prompt | sinks | alone.step({0: 300}))
+    whole = run(sess, alone, prompt | sinks | alone.step({0: 1100}))
 
     busy = Cache(shape, blocks=128, seed=2)  # other block numbers
     at, parts = 0, []
-    for count in (1, 130, 1, 77, 90, 1):
+    for count in (1, 130, 1, 877, 90, 1):
         company = {5: 1 + at % 40, 0: count, 6: 3}
         others = busy.tokens(sum(company.values()))
         for n, rows in others.items():
