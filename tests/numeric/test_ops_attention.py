@@ -219,6 +219,33 @@ def test_matches_dense_attention(op_session, name: str) -> None:
         play(op_session, shape, STEPS)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_random_shapes_and_schedules(op_session, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kv_format = str(rng.choice(["f32", "f16", "int8", "int4"]))
+    kv_heads = int(rng.integers(1, 4))
+    grouped = kv_format.startswith("int")
+    key_dim, value_dim = (
+        32 * rng.integers(1, 4, 2) if grouped else rng.integers(1, 100, 2)
+    ).tolist()
+    shape = Shape(
+        heads=kv_heads * int(rng.integers(1, 9)),
+        kv_heads=kv_heads,
+        key_dim=int(dims[0]),
+        value_dim=int(dims[1]),
+        window=int(rng.choice([0, 0, rng.integers(1, 100)])),
+        softcap=float(rng.choice([0.0, 0.0, 5.0])),
+        kv_format=kv_format,
+        sinks=bool(rng.integers(2)),
+        block_size=int(rng.integers(4, 40)),
+    )
+    steps = []
+    for _ in range(5):
+        company = rng.permutation(4)[: rng.integers(1, 5)]
+        steps.append({int(b): int(rng.choice([0, 1, 1, 2, rng.integers(3, 11)])) for b in company})
+    play(op_session, shape, steps, seed)
+
+
 @pytest.mark.parametrize("kv_format", ["f16", "int4"])
 def test_long_context_is_shared_between_threads(op_session, kv_format: str) -> None:
     # 5000 positions: segments of 256 and of 1024, several tasks for one decode step.
