@@ -14,6 +14,8 @@ from .progress import progress_for
 from .tables import duration, facts, section, sections, size, table
 from .terminal import Terminal
 
+HEADLINE = ("mean KL (nats)", "top-1 agreement", "perplexity ratio")
+
 if TYPE_CHECKING:
     from ..compiler.engine import EngineConfig, Evidence
     from ..driver import BuildResult
@@ -83,15 +85,13 @@ def config_rows(config: EngineConfig) -> list[tuple[str, object]]:
 
 
 def golden_line(evidence: Evidence) -> str:
-    """Status and the figures that have a limit."""
+    """Status and the first figures; `spike inspect` shows all of them with their limits."""
     if evidence.status == "off":
         return f"not checked ({evidence.reason})" if evidence.reason else "not checked"
-    kept = [
-        f"{m.name} {m.value:.3g} ({'at most' if m.better == 'lower' else 'at least'} {m.limit:.3g})"
-        for m in evidence.measurements
-        if m.limit is not None
-    ]
-    return f"{evidence.status} ({evidence.golden_set}): {', '.join(kept)}"
+    figures = {m.name: m.value for m in evidence.measurements}
+    shown = [f"{name} {figures[name]:.3g}" for name in HEADLINE if name in figures]
+    limited = sum(m.limit is not None for m in evidence.measurements)
+    return f"{evidence.status}: {', '.join(shown)}; {limited} figures have limits"
 
 
 def plan_text(request: BuildRequest, result: BuildResult) -> str:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import typer
 
@@ -33,7 +33,10 @@ UsageError = typer.BadParameter.__mro__[1]
 class Command(Protocol):
     """A parsed command line that can be run."""
 
-    def main(self, *, args: list[str], prog_name: str, standalone_mode: bool) -> object:
+    def make_context(self, info_name: str | None, args: list[str]) -> Any:
+        """Parsed arguments, to be entered and invoked."""
+
+    def invoke(self, ctx: Any) -> Any:
         """Run; returns the exit code or None."""
 
 
@@ -42,9 +45,13 @@ def run(command: Command, name: str, words: Sequence[str]) -> int:
     terminal = Terminal.of(words)
     _quiet_libraries(terminal)
     try:
-        code = command.main(args=list(words), prog_name=name, standalone_mode=False)
+        # Not command.main(): it turns a broken pipe and Ctrl-C into exit code 1.
+        with command.make_context(name, list(words)) as context:
+            code = command.invoke(context)
         sys.stdout.flush()
         return code if isinstance(code, int) else int(ExitCode.OK)
+    except typer.Exit as end:  # --help, --version
+        return end.exit_code
     except BrokenPipeError:
         # Whoever read us has gone; Python's own flush at exit must not fail a second time.
         with suppress(OSError):
@@ -109,6 +116,9 @@ def _usage(terminal: Terminal, name: str, error: Exception) -> int:
     message = str(getattr(error, "format_message", lambda: error)())
     path = getattr(context, "command_path", name)
     usage = f"{context.get_usage()}\n" if context is not None else ""
+    if message.startswith("Usage:"):  # a group without a command shows its help
+        print(message, file=sys.stderr)
+        return int(ExitCode.USAGE)
     hint = f"{path} --help lists the options."
     what = SpikeError("SPK800", "command line", message, hint, ExitCode.USAGE)
     terminal.fail(f"{usage}error: {message}\n{hint}", fields(what))

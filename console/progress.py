@@ -120,7 +120,7 @@ class LineProgress(TimedProgress):
         self.write = write
 
     def moved(self) -> None:
-        if self.due(LINE_EVERY):
+        if self.done != self.total and self.due(LINE_EVERY):
             self.write(f"{self.name}: {self.status()}")
 
     def ended(self) -> None:

@@ -30,8 +30,10 @@ def duration(seconds: float) -> str:
 
 
 def amount(count: float, unit: str) -> str:
-    """`count` of `unit`; bytes get their own units."""
-    return size(count) if unit == "bytes" else f"{count:.0f} {unit}".rstrip()
+    """`count` of `unit`; bytes get their own units, small rates two digits."""
+    if unit == "bytes":
+        return size(count)
+    return f"{count:.0f} {unit}".rstrip() if count >= 10 else f"{count:.2g} {unit}".rstrip()
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
