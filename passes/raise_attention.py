@@ -98,7 +98,7 @@ class RaiseAttention(Pass):
         rewriter = Rewriter(graph)
         known = dims_only(graph)
         masks: dict[tuple[object, ...], Visibility | UnknownMaskError] = {}
-        for node in [n for n in graph.nodes if n.op == "softmax"]:
+        for node in [n for n in graph.nodes if n.op == "softmax" and n.result.type.rank > 2]:
             try:
                 reading = _read(rewriter, node, known)
                 _emit(rewriter, reading, _visibility(reading, masks))
@@ -110,7 +110,7 @@ class RaiseAttention(Pass):
 
 
 def _read(rewriter: Rewriter, softmax: Node, known: frozenset[int]) -> Reading:
-    """Everything around a softmax, up to the two matrix products."""
+    """Everything around a softmax (of rank 3 or more: routers are no attention)."""
     if not is_last_axis(softmax) or softmax.result.type.rank != 4:
         raise Refusal(f"its softmax is not over the last of four axes: {softmax.result.type}")
     sliced, root = _consumer(rewriter, softmax)

@@ -387,7 +387,7 @@ def cancel_reshapes(walk: Walk, node: Node) -> Tensor | Node | None:
 def _lift(
     walk: Walk, value: Operand, shape: Shape, rowwise: bool, pointwise: bool, depth: int
 ) -> Operand | None:
-    """`value` computed without the reshape behind it; None if there is none that can go.
+    """`value` computed with the leading axes of `shape`; None if no reshape lies behind it.
 
     Args:
         shape: shape of the final reshape.
@@ -399,8 +399,10 @@ def _lift(
         return None
     x = node.operands[0]
     if node.op == "reshape" and isinstance(x, Value):
-        same_rows = x.shape[:-1] == shape[:-1] and x.shape[-1] == node.result.shape[-1]
-        return x if (rowwise and same_rows) or (pointwise and x.shape == shape) else None
+        if pointwise and x.shape == shape:
+            return x
+        rows = (*shape[:-1], node.result.shape[-1])
+        return walk.make("reshape", [x], node.scope, {"shape": rows}) if rowwise else None
     pointwise = pointwise and _on_elements(node)
     if not pointwise and not (rowwise and _on_rows(node)):
         return None
