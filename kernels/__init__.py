@@ -33,6 +33,7 @@ __all__ = [
     "packed_bytes",
     "quantize",
     "row_bytes",
+    "stream_read",
     "unpack",
 ]
 
@@ -197,6 +198,11 @@ def dequantize_rows(
     out = np.empty((rows.size, k), np.float32)
     _kernels.dequantize_rows((packed, fmt, n, k), rows, out)
     return out
+
+
+def stream_read(data: NDArray[np.uint8], threads: int = 0) -> int:
+    """Read every byte once on all threads (benchmarks); returns the sum of the 64-bit words."""
+    return _kernels.stream_read(np.ascontiguousarray(data), threads)
 
 
 def _check_k(fmt: Format, k: int) -> None:

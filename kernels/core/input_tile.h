@@ -18,14 +18,14 @@ void quantize_input(const Input& input, int64_t token, int64_t tokens) {
     const float largest = V::largest_magnitude(first, second);
     const bool finite = largest <= 3.4028235e38f;
     const float inverse = finite && largest >= kSmallestInput ? 127 / largest : 0;
-    const int32_t sum0 = V::store_codes(input.codes + 32 * i, first, inverse);
-    const int32_t sum1 = V::store_codes(input.codes + 32 * i + 16, second, inverse);
-    const float scale = !finite ? __builtin_nanf("") : inverse == 0 ? 0 : largest / 127;
-    input.scale[i] = scale;
-    input.negative_sum[i] = -scale * static_cast<float>(sum0 + sum1);
-    input.negative_codes_16[2 * i] = -sum0;
-    input.negative_codes_16[2 * i + 1] = -sum1;
-    input.negative_codes_32[i] = -(sum0 + sum1);
+    InputBlock& block = input.blocks[i];
+    const int32_t sum0 = V::store_codes(block.codes, first, inverse);
+    const int32_t sum1 = V::store_codes(block.codes + 16, second, inverse);
+    block.scale = !finite ? __builtin_nanf("") : inverse == 0 ? 0 : largest / 127;
+    block.negative_sum = -block.scale * static_cast<float>(sum0 + sum1);
+    block.negative_codes = -(sum0 + sum1);
+    block.negative_half[0] = -sum0;
+    block.negative_half[1] = -sum1;
   }
 }
 

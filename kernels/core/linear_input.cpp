@@ -32,19 +32,8 @@ Input prepare_input(const Parallel& parallel, Format format, const float* x, int
   input.x = x;
   if (block_elements(format) == 1) return input;
 
-  const size_t elements = static_cast<size_t>(t * k), blocks = elements / 32;
-  std::byte* next = scratch.reserve(elements + blocks * 20);
-  const auto take = [&next](size_t bytes) {
-    std::byte* taken = next;
-    next += bytes;
-    return taken;
-  };
-  input.codes = reinterpret_cast<int8_t*>(take(elements));
-  input.scale = reinterpret_cast<float*>(take(blocks * 4));
-  input.negative_sum = reinterpret_cast<float*>(take(blocks * 4));
-  input.negative_codes_32 = reinterpret_cast<int32_t*>(take(blocks * 4));
-  input.negative_codes_16 = reinterpret_cast<int32_t*>(take(blocks * 8));
-
+  const size_t bytes = static_cast<size_t>(t * (k / 32)) * sizeof(InputBlock);
+  input.blocks = reinterpret_cast<InputBlock*>(scratch.reserve(bytes));
   const int64_t tasks = t * k < kParallelElements ? 1 : std::min<int64_t>(t, parallel.threads * 2);
   parallel(tasks, [&](int64_t task) {
     const int64_t first = t * task / tasks, last = t * (task + 1) / tasks;

@@ -10,20 +10,24 @@
 
 namespace spike {
 
-/// Tokens [t, k] as the kernels want them. For block formats each 32 elements are int8 codes and one
-/// scale: x is about scale * code. f32, f16 and bf16 weights use only `x`.
+/// 32 elements of a token, quantised: x is about scale * code. One cache line.
+struct alignas(64) InputBlock {
+  int8_t codes[32];          ///< -127..127
+  float scale;
+  float negative_sum;        ///< -scale * (sum of the codes)
+  int32_t negative_codes;    ///< -(sum of the codes)
+  int32_t negative_half[2];  ///< the same of codes 0..15 and 16..31
+};
+
+/// Tokens [t, k] as the kernels want them: f32, f16 and bf16 weights use `x`, block formats `blocks`.
 struct Input {
   int64_t k = 0;
-  const float* x = nullptr;           ///< [t, k]
-  int8_t* codes = nullptr;            ///< [t, k], -127..127
-  float* scale = nullptr;             ///< [t, k / 32]
-  float* negative_sum = nullptr;      ///< [t, k / 32]: -scale * sum of the 32 codes
-  int32_t* negative_codes_16 = nullptr;  ///< [t, k / 16]: minus the sum of 16 codes
-  int32_t* negative_codes_32 = nullptr;  ///< [t, k / 32]: minus the sum of 32 codes
+  const float* x = nullptr;      ///< [t, k]
+  InputBlock* blocks = nullptr;  ///< [t, k / 32]
 };
 
 struct LinearKernels {
-  /// Fills the rows [token, token + tokens) of everything but `x`; k is a multiple of 32.
+  /// Fills the blocks of tokens [token, token + tokens) from x; k is a multiple of 32.
   /// A block that holds NaN or infinity gets scale NaN, so that the fault stays visible.
   void (*quantize)(const Input& input, int64_t token, int64_t tokens);
 

@@ -24,36 +24,34 @@ struct BlockDot {
   using Tile = typename S::Tile;
   static constexpr int kLines = 8 / S::kSubs;
 
-  const Input& input;
-  int64_t token;
-
-  /// Index of token m's entry for `k` in an array with one entry per `span` k.
-  [[gnu::always_inline]] int64_t entry(int m, int64_t k, int64_t span) const {
-    return (token + m) * (input.k / span) + k / span;
-  }
+  /// The first token's blocks from the current k on; the next token's are `stride` blocks further.
+  const InputBlock* input;
+  int64_t stride;
 
   /// The integer that token m's dot product starts from: minus the offset of the codes.
   template <int Sub>
-  [[gnu::always_inline]] Ints start(int m, int64_t k) const {
+  [[gnu::always_inline]] Ints start(int m) const {
     constexpr int kOffset = S::template kOffset<Sub>;
+    const InputBlock& block = input[m * stride];
     if constexpr (kOffset < 0) return V::zero_ints();
     else if constexpr (S::kSubs == 2)
-      return V::template broadcast_shifted<kOffset>(input.negative_codes_16 + entry(m, k, 16) + Sub);
-    else return V::template broadcast_shifted<kOffset>(input.negative_codes_32 + entry(m, k, 32));
+      return V::template broadcast_shifted<kOffset>(block.negative_half + Sub);
+    else return V::template broadcast_shifted<kOffset>(&block.negative_codes);
   }
 
   template <int B, int Sub>
-  [[gnu::always_inline]] void add_sub(const S (&w)[R], int p, int64_t k, Floats (&part)[R][M]) const {
+  [[gnu::always_inline]] void add_sub(const S (&w)[R], int p, Floats (&part)[R][M]) const {
     Ints sum[R][M];
     for (int m = 0; m < M; ++m)
-      for (int r = 0; r < R; ++r) sum[r][m] = start<Sub>(m, k);
-    const int8_t* codes = input.codes + token * input.k + k + 16 * Sub;
+      for (int r = 0; r < R; ++r) sum[r][m] = start<Sub>(m);
 #pragma GCC unroll 8
     for (int line = 0; line < kLines; ++line)
       for (int r = 0; r < R; ++r) {
         const auto c = w[r].template codes<B, Sub>(p, line);
-        for (int m = 0; m < M; ++m)
-          sum[r][m] = V::template dot<S::kWide>(sum[r][m], c, codes + m * input.k + 4 * line);
+        for (int m = 0; m < M; ++m) {
+          const int8_t* four = input[m * stride].codes + 16 * Sub + 4 * line;
+          sum[r][m] = V::template dot<S::kWide>(sum[r][m], c, four);
+        }
       }
     for (int r = 0; r < R; ++r) {
       const Floats scale = w[r].template scale<B, Sub>(p);
@@ -65,44 +63,41 @@ struct BlockDot {
     }
   }
 
+  /// y += one block of 32 k, and on to the next.
   template <int B>
-  [[gnu::always_inline]] void add_block(const S (&w)[R], int p, int64_t k, Floats (&y)[R][M]) const {
+  [[gnu::always_inline]] void add_block(const S (&w)[R], int p, Floats (&y)[R][M]) {
     Floats part[R][M];
-    add_sub<B, 0>(w, p, k, part);
-    if constexpr (S::kSubs > 1) add_sub<B, 1>(w, p, k, part);
+    add_sub<B, 0>(w, p, part);
+    if constexpr (S::kSubs > 1) add_sub<B, 1>(w, p, part);
     for (int m = 0; m < M; ++m) {
-      const Floats scale = V::set(input.scale[entry(m, k, 32)]);
+      const Floats scale = V::set(input[m * stride].scale);
       for (int r = 0; r < R; ++r) y[r][m] = V::fma(part[r][m], scale, y[r][m]);
     }
     if constexpr (S::kHasMin)
       for (int r = 0; r < R; ++r) {
         const Floats min = w[r].template min<B>(p);
         for (int m = 0; m < M; ++m)
-          y[r][m] = V::fma(min, V::set(input.negative_sum[entry(m, k, 32)]), y[r][m]);
+          y[r][m] = V::fma(min, V::set(input[m * stride].negative_sum), y[r][m]);
       }
+    ++input;
   }
 
-  /// y += the tiles [0, count) of R row groups, the first one at k. `ahead`: prefetch what follows.
+  /// y += the tiles [0, count) of R row groups. `ahead`: prefetch what follows them.
   template <bool ahead>
-  [[gnu::always_inline]] void add_tiles(const Tile* const (&tiles)[R], int64_t count, int64_t k,
-                                        Floats (&y)[R][M]) const {
-    constexpr int64_t kBlockBytes = sizeof(Tile) / (S::kPeriods * S::kBlocks);
+  [[gnu::always_inline]] void add_tiles(const Tile* const (&tiles)[R], int64_t count,
+                                        Floats (&y)[R][M]) {
+    constexpr int64_t kPeriodBytes = sizeof(Tile) / S::kPeriods;
     for (int64_t i = 0; i < count; ++i) {
       S w[R];
       for (int r = 0; r < R; ++r) w[r].open(tiles[r][i]);
       for (int p = 0; p < S::kPeriods; ++p) {
         if constexpr (ahead)
           for (int r = 0; r < R; ++r) {
-            const uint8_t* next = reinterpret_cast<const uint8_t*>(tiles[r] + i) + kPrefetchAhead +
-                                  p * S::kBlocks * kBlockBytes;
-            for (int64_t b = 0; b < S::kBlocks * kBlockBytes; b += 64) V::prefetch(next + b);
+            const auto* next = reinterpret_cast<const uint8_t*>(tiles[r] + i) + kPrefetchAhead;
+            for (int64_t b = 0; b < kPeriodBytes; b += 64) V::prefetch(next + p * kPeriodBytes + b);
           }
-        add_block<0>(w, p, k, y);
-        k += 32;
-        if constexpr (S::kBlocks > 1) {
-          add_block<1>(w, p, k, y);
-          k += 32;
-        }
+        add_block<0>(w, p, y);
+        if constexpr (S::kBlocks > 1) add_block<1>(w, p, y);
       }
     }
   }
@@ -116,38 +111,31 @@ void dot_direct(const uint8_t* packed, const Input& input, int64_t token, float*
   const Tile* tiles[1] = {reinterpret_cast<const Tile*>(packed)};
   typename V::Floats y[1][M];
   for (int m = 0; m < M; ++m) y[0][m] = V::zero();
-  const int64_t span = 32 * S::kPeriods * S::kBlocks;
-  BlockDot<V, S, 1, M>{input, token}.template add_tiles<true>(tiles, input.k / span, 0, y);
+  const int64_t blocks = input.k / 32;
+  BlockDot<V, S, 1, M> dot{input.blocks + token * blocks, blocks};
+  dot.template add_tiles<true>(tiles, blocks / (S::kPeriods * S::kBlocks), y);
   for (int m = 0; m < M; ++m) V::store_f32(out + m * stride, y[0][m]);
 }
 
-/// out[m, stride] += R row groups, M tokens, decoded tiles [0, count) that begin at k.
+/// out[m, 16 R] += R row groups, M tokens, decoded tiles [0, count).
 template <class V, class S, int R, int M>
-void add_decoded(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t count, int64_t k,
-                 const Input& input, int64_t token, float* out, int64_t stride) {
+void add_decoded(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t count,
+                 const InputBlock* input, int64_t stride, float* out) {
   typename V::Floats y[R][M];
-  for (int r = 0; r < R; ++r)
-    for (int m = 0; m < M; ++m) y[r][m] = V::load_f32(out + m * stride + 16 * r);
-  BlockDot<V, Decoded<V, S>, R, M>{input, token}.template add_tiles<false>(tiles, count, k, y);
-  for (int r = 0; r < R; ++r)
-    for (int m = 0; m < M; ++m) V::store_f32(out + m * stride + 16 * r, y[r][m]);
+  for (int m = 0; m < M; ++m)
+    for (int r = 0; r < R; ++r) y[r][m] = V::load_f32(out + 16 * (m * R + r));
+  BlockDot<V, Decoded<V, S>, R, M>{input, stride}.template add_tiles<false>(tiles, count, y);
+  for (int m = 0; m < M; ++m)
+    for (int r = 0; r < R; ++r) V::store_f32(out + 16 * (m * R + r), y[r][m]);
 }
 
-/// add_decoded for any number of tokens, as many at a time as registers allow.
-template <class V, class S, int R>
+/// add_decoded for any number of tokens: the most that registers allow at a time, then the rest.
+template <class V, class S, int R, int M = V::template kTokensPerPass<S::kSubs>>
 void add_decoded_tokens(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t count,
-                        int64_t k, const Input& input, int64_t token, int64_t tokens, float* out,
-                        int64_t stride) {
-  constexpr int kMost = V::kTokensPerPass;
-  for (; tokens >= kMost; tokens -= kMost, token += kMost, out += kMost * stride)
-    add_decoded<V, S, R, kMost>(tiles, count, k, input, token, out, stride);
-  switch (tokens) {
-    case 5: return add_decoded<V, S, R, kMost < 5 ? 1 : 5>(tiles, count, k, input, token, out, stride);
-    case 4: return add_decoded<V, S, R, kMost < 4 ? 1 : 4>(tiles, count, k, input, token, out, stride);
-    case 3: return add_decoded<V, S, R, kMost < 3 ? 1 : 3>(tiles, count, k, input, token, out, stride);
-    case 2: return add_decoded<V, S, R, kMost < 2 ? 1 : 2>(tiles, count, k, input, token, out, stride);
-    case 1: return add_decoded<V, S, R, 1>(tiles, count, k, input, token, out, stride);
-  }
+                        const InputBlock* input, int64_t stride, int64_t tokens, float* out) {
+  for (; tokens >= M; tokens -= M, input += M * stride, out += 16 * R * M)
+    add_decoded<V, S, R, M>(tiles, count, input, stride, out);
+  if constexpr (M > 1) add_decoded_tokens<V, S, R, M - 1>(tiles, count, input, stride, tokens, out);
 }
 
 /// Many tokens: each stretch of kChunk k is decoded once, then read for every token.
@@ -155,20 +143,20 @@ template <class V, class S, int R>
 void dot_decoded(const uint8_t* packed, int64_t group_bytes, const Input& input, int64_t token,
                  int64_t tokens, float* out) {
   using D = Decoded<V, S>;
-  constexpr int64_t kSpan = 32 * S::kPeriods * S::kBlocks;
-  constexpr int64_t kMostTiles = kChunk / kSpan;
+  constexpr int64_t kSpan = 32 * S::kPeriods * S::kBlocks, kMostTiles = kChunk / kSpan;
   typename D::Tile decoded[R][kMostTiles];
   const typename D::Tile* tiles[R];
   for (int r = 0; r < R; ++r) tiles[r] = decoded[r];
-  const int64_t stride = 16 * R;
   for (int64_t i = 0; i < tokens * R; ++i) V::store_f32(out + 16 * i, V::zero());
+  const int64_t stride = input.k / 32;
   for (int64_t k = 0; k < input.k; k += kChunk) {
     const int64_t left = (input.k - k) / kSpan, count = left < kMostTiles ? left : kMostTiles;
     for (int r = 0; r < R; ++r) {
-      const auto* from = reinterpret_cast<const typename S::Tile*>(packed + r * group_bytes) + k / kSpan;
-      for (int64_t i = 0; i < count; ++i) D::decode(from[i], decoded[r][i]);
+      const auto* group = reinterpret_cast<const typename S::Tile*>(packed + r * group_bytes);
+      for (int64_t i = 0; i < count; ++i) D::decode(group[k / kSpan + i], decoded[r][i]);
     }
-    add_decoded_tokens<V, S, R>(tiles, count, k, input, token, tokens, out, stride);
+    const InputBlock* blocks = input.blocks + token * stride + k / 32;
+    add_decoded_tokens<V, S, R>(tiles, count, blocks, stride, tokens, out);
   }
 }
 
@@ -232,18 +220,23 @@ void add_values(const uint8_t* packed, int64_t group_bytes, const Input& input, 
     }
 }
 
+/// add_values for any number of tokens: the most that registers allow at a time, then the rest.
+template <class V, class L, int R, int M = V::template kTokensPerPass<1>>
+void add_values_tokens(const uint8_t* packed, int64_t group_bytes, const Input& input,
+                       int64_t token, int64_t tokens, int64_t first, int64_t last, float* out) {
+  for (; tokens >= M; tokens -= M, token += M, out += 16 * R * M)
+    add_values<V, L, R, M>(packed, group_bytes, input, token, first, last, out);
+  if constexpr (M > 1)
+    add_values_tokens<V, L, R, M - 1>(packed, group_bytes, input, token, tokens, first, last, out);
+}
+
 template <class V, class L, int R>
 void dot_values_of(const uint8_t* packed, int64_t group_bytes, const Input& input, int64_t token,
                    int64_t tokens, float* out) {
-  constexpr int kMost = V::kTokensPerPass;
   for (int64_t i = 0; i < tokens * R; ++i) V::store_f32(out + 16 * i, V::zero());
   for (int64_t first = 0; first < input.k; first += kChunk) {
     const int64_t last = first + kChunk < input.k ? first + kChunk : input.k;
-    int64_t i = 0;
-    for (; i + kMost <= tokens; i += kMost)
-      add_values<V, L, R, kMost>(packed, group_bytes, input, token + i, first, last, out + i * 16 * R);
-    for (; i < tokens; ++i)
-      add_values<V, L, R, 1>(packed, group_bytes, input, token + i, first, last, out + i * 16 * R);
+    add_values_tokens<V, L, R>(packed, group_bytes, input, token, tokens, first, last, out);
   }
 }
 

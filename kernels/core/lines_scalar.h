@@ -23,6 +23,8 @@ struct ScalarLines {
     float at[16];
   };
   static constexpr bool kFoldShifts = false;
+  /// Tokens of one register block with two row groups, by sub-blocks per 32 k.
+  template <int kSubs>
   static constexpr int kTokensPerPass = 4;
 
   template <class F>

@@ -17,6 +17,7 @@
 #include "core/format.h"
 #include "core/linear.h"
 #include "core/quantize.h"
+#include "core/stream.h"
 #include "core/thread_pool.h"
 
 namespace nb = nanobind;
@@ -154,4 +155,11 @@ NB_MODULE(_kernels, m) {
         nb::arg("y").noconvert(), nb::arg("threads"));
   m.def("dequantize_rows", &dequantize_rows, nb::arg("packed"), nb::arg("rows").noconvert(),
         nb::arg("out").noconvert());
+  m.def("stream_read",
+        [](ConstBytes data, int threads) {
+          return with_pool(threads, [&](const spike::Parallel& parallel) {
+            return spike::stream_read(parallel, data.data(), data.nbytes());
+          });
+        },
+        nb::arg("data").noconvert(), nb::arg("threads"));
 }
