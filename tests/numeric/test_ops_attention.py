@@ -225,9 +225,7 @@ def test_random_shapes_and_schedules(op_session, seed: int) -> None:
     kv_format = str(rng.choice(["f32", "f16", "int8", "int4"]))
     kv_heads = int(rng.integers(1, 4))
     grouped = kv_format.startswith("int")
-    key_dim, value_dim = (
-        32 * rng.integers(1, 4, 2) if grouped else rng.integers(1, 100, 2)
-    ).tolist()
+    dims = 32 * rng.integers(1, 4, 2) if grouped else rng.integers(1, 100, 2)
     shape = Shape(
         heads=kv_heads * int(rng.integers(1, 9)),
         kv_heads=kv_heads,
