@@ -33,8 +33,8 @@ class Trail:
     reason: str = "nothing to match"
 
     def fail(self, depth: int, reason: str) -> None:
-        """Keeps the reason if it lies at least as deep as the one kept."""
-        if depth >= self.depth:
+        """Keeps the reason if it lies deeper than the one kept."""
+        if depth > self.depth:
             self.depth, self.reason = depth, reason
 
 

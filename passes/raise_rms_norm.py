@@ -28,7 +28,6 @@ from ..compiler.ir import Constant, Graph, Level, Node, Operand
 from .base import NearMiss, Pass, PassReport
 from .match import (
     LAST,
-    Bound,
     Match,
     Miss,
     Pattern,
@@ -93,22 +92,19 @@ class RaiseRmsNorm(Pass):
         return report
 
 
-def _norm(node: Node) -> Match | None:
+def _norm(node: Node) -> Match | Miss:
+    """The norm that ends at a product or quotient, without its weight."""
     if node.op not in ("mul", "div"):
-        return None
+        return Miss(0, f"%{node.result.name} is no product")
     found = match(CORE, node.result)
-    if not isinstance(found, Match) or not _mean_over_width(found.bound, found.shape("x")):
-        return None
+    if isinstance(found, Miss):
+        return found
+    width, divisor = found.shape("x")[-1], found.number("width")
+    if "inverse_width" in found.bound:
+        divisor = 1 / found.number("inverse_width")
+    if divisor and (not isinstance(width, int) or abs(width - divisor) > 1e-3):
+        return Miss(9, f"a sum over {width} elements is divided by {divisor:g}")
     return found
-
-
-def _mean_over_width(bound: Bound, shape: tuple[object, ...]) -> bool:
-    """Whether a mean spelled as sum / D or sum * (1 / D) divides by the axis it sums over."""
-    found = Match(bound)
-    width = found.number("width") or (
-        1 / found.number("inverse_width") if "inverse_width" in bound else 0.0
-    )
-    return not width or (isinstance(shape[-1], int) and abs(width - shape[-1]) < 1e-3)
 
 
 def _with_weight(rewriter: Rewriter, core: Node, found: Match) -> tuple[Node, list[Operand], float]:
@@ -152,7 +148,7 @@ def _uncovered(node: Node, covered: set[int]) -> bool:
 def _near_miss(rewriter: Rewriter, anchor: Node) -> NearMiss:
     """Why an inverse root is no part of an RMS norm: the deepest reason among its users."""
     users = [u for u in rewriter.users.of(anchor.result) if u.op in ("mul", "div")]
-    misses = [m for m in (match(CORE, u.result) for u in users) if isinstance(m, Miss)]
+    misses = [m for m in map(_norm, users) if isinstance(m, Miss)]
     if not misses:
         return NearMiss(anchor.scope, f"no product with the {anchor.op} %{anchor.result.name}")
     return NearMiss(anchor.scope, max(misses, key=lambda m: m.depth).reason)
