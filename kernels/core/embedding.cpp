@@ -28,7 +28,7 @@ void dequantize_tile_row(const TileQ4K& t, int r, float* out) {
 
 void dequantize_tile_row(const TileQ6K& t, int r, float* out) {
   for (int s = 0; s < 16; ++s) {
-    const float d = f16_to_f32(t.d[r]) * t.scales[s][r];
+    const float d = f16_to_f32(t.d[r]) * t.groups[s / 4].scales[s % 4][r];
     for (int k = 16 * s; k < 16 * (s + 1); ++k)
       out[k] = d * static_cast<float>(tile_code(t, k, r) - 32);
   }

@@ -13,7 +13,7 @@ namespace spike {
 namespace {
 
 constexpr int64_t kChunk = 256;           // k that one pass decodes, or one float accumulator sums
-constexpr int64_t kPrefetchAhead = 4096;  // bytes
+constexpr int64_t kPrefetchAhead = 2048;  // bytes
 constexpr int64_t kMostDirect = 4;        // tokens; for more, decoding a tile once pays
 
 /// R row groups x M tokens over tiles of source S.
@@ -104,6 +104,7 @@ struct BlockDot {
 };
 
 /// out[m, stride] = dot products of one row group with M tokens, straight from the packed tiles.
+/// One group at a time reads memory in one stream: measurably faster than two side by side.
 template <class V, class S, int M>
 void dot_direct(const uint8_t* packed, const Input& input, int64_t token, float* out,
                 int64_t stride) {
@@ -169,15 +170,13 @@ void dot_blocks(const Matrix& w, const Input& input, int64_t group, int64_t grou
     if (groups == 2) return dot_decoded<V, S, 2>(packed, group_bytes, input, token, tokens, out);
     return dot_decoded<V, S, 1>(packed, group_bytes, input, token, tokens, out);
   }
-  for (int64_t g = 0; g < groups; ++g, packed += group_bytes, out += 16) {
-    const int64_t stride = 16 * groups;
-    switch (tokens) {
+  const int64_t stride = 16 * groups;
+  for (int64_t g = 0; g < groups; ++g, packed += group_bytes, out += 16) switch (tokens) {
       case 1: dot_direct<V, S, 1>(packed, input, token, out, stride); break;
       case 2: dot_direct<V, S, 2>(packed, input, token, out, stride); break;
       case 3: dot_direct<V, S, 3>(packed, input, token, out, stride); break;
       case 4: dot_direct<V, S, 4>(packed, input, token, out, stride); break;
     }
-  }
 }
 
 // --- f32, f16, bf16: a line is one k -------------------------------------------------------------

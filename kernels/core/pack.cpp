@@ -71,21 +71,21 @@ void unpack_row(const TileQ4K& t, int r, BlockQ4K& b) {
 
 void pack_row(const BlockQ6K& b, TileQ6K& t, int r) {
   t.d[r] = b.d;
-  for (int s = 0; s < 16; ++s) t.scales[s][r] = b.scales[s];
+  for (int s = 0; s < 16; ++s) t.groups[s / 4].scales[s % 4][r] = b.scales[s];
   for (int k = 0; k < 256; ++k) {
     const int g = k / 64, q = k / 16 % 4, l = k % 16 / 4, byte = 4 * r + k % 4;
     const uint8_t code = q6k_code(b, k);
     const int nibble = q % 2 == 0 ? code & 15 : code >> 2;
     const int pair = q % 2 == 0 ? code >> 4 : code & 3;
-    t.nibbles[g][q / 2][l][byte] |= static_cast<uint8_t>(nibble << (4 * (q % 2)));
-    t.pairs[g][l][byte] |= static_cast<uint8_t>(pair << kPairShift[q]);
+    t.groups[g].nibbles[q / 2][l][byte] |= static_cast<uint8_t>(nibble << (4 * (q % 2)));
+    t.groups[g].pairs[l][byte] |= static_cast<uint8_t>(pair << kPairShift[q]);
   }
 }
 
 void unpack_row(const TileQ6K& t, int r, BlockQ6K& b) {
   std::memset(&b, 0, sizeof b);
   b.d = t.d[r];
-  for (int s = 0; s < 16; ++s) b.scales[s] = t.scales[s][r];
+  for (int s = 0; s < 16; ++s) b.scales[s] = t.groups[s / 4].scales[s % 4][r];
   for (int k = 0; k < 256; ++k) add_q6k_code(b, k, tile_code(t, k, r));
 }
 

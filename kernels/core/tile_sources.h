@@ -115,8 +115,8 @@ struct SourceQ6K {
   }
   template <int B, int S>
   auto codes(int p, int line) const {
-    const auto nibbles = V::load(tile->nibbles[p][B][line]);
-    const auto pairs = V::load(tile->pairs[p][line]);
+    const auto nibbles = V::load(tile->groups[p].nibbles[B][line]);
+    const auto pairs = V::load(tile->groups[p].pairs[line]);
     if constexpr (S == 0) {
       const auto low = V::mask(nibbles, 0x0f);
       if constexpr (B == 0) return V::merge(low, V::mask(pairs, 0x30));
@@ -133,7 +133,7 @@ struct SourceQ6K {
   }
   template <int B, int S>
   auto scale(int p) const {
-    const auto scaled = V::mul(d, V::load_i8(tile->scales[4 * p + 2 * B + S]));
+    const auto scaled = V::mul(d, V::load_i8(tile->groups[p].scales[2 * B + S]));
     if constexpr (S == 0) return scaled;
     else return V::mul(scaled, V::set(kOddUnit));
   }

@@ -34,17 +34,20 @@ struct TileQ4K {
   uint8_t nibbles[4][8][64]; ///< [p][l], byte 4r + j: k = 64p + 4l + j low, 32 further high
 };
 
-/// 16 rows x 256 k, sub-blocks s of 16 k. Group g covers sub-blocks 4g .. 4g + 3.
-/// Sub-blocks 4g and 4g + 2 are split as low four and high two bits, 4g + 1 and 4g + 3 as high four
-/// and low two, so that (nibble | pair) is the code itself or four times the code, without shifts.
+/// 16 rows x 256 k, sub-blocks of 16 k; group g covers k = 64g .. 64g + 63, sub-blocks q = 0..3 of
+/// it in order of k. A group's bytes are together, so that a tile is read front to back.
+/// Even sub-blocks are split into low four and high two bits, odd ones into high four and low two:
+/// (nibble | pair) is then the code itself or four times the code, without shifting the nibble.
 struct TileQ6K {
   uint16_t d[16];
-  int8_t scales[16][16];         ///< [s][r]
-  uint8_t nibbles[4][2][4][64];  ///< [g][h][l], byte 4r + j, k = 64g + 32h + 4l + j: low nibble the
-                                 ///< low four bits of k, high nibble the high four of k + 16
-  uint8_t pairs[4][4][64];       ///< [g][l], byte 4r + j, i = 64g + 4l + j: bits 4-5 the high two
-                                 ///< of k = i, bits 2-3 the low two of k = i + 16, bits 6-7 the
-                                 ///< high two of k = i + 32, bits 0-1 the low two of k = i + 48
+  struct Group {
+    int8_t scales[4][16];      ///< [q][r]
+    uint8_t nibbles[2][4][64]; ///< [h][l], byte 4r + j, i = 32h + 4l + j: low nibble the low four
+                               ///< bits of k = i, high nibble the high four of k = i + 16
+    uint8_t pairs[4][64];      ///< [l], byte 4r + j, i = 4l + j: bits 4-5 the high two of k = i,
+                               ///< 2-3 the low two of i + 16, 6-7 the high two of i + 32, 0-1 the
+                               ///< low two of i + 48
+  } groups[4];
 };
 
 static_assert(sizeof(TileQ8_0) == 16 * 34);
@@ -74,13 +77,13 @@ inline uint8_t tile_code(const TileQ4K& t, int k, int r) {
   return (t.nibbles[k / 64][k % 32 / 4][4 * r + k % 4] >> (4 * (k / 32 % 2))) & 15;
 }
 
-/// Where the pair of bits of sub-block 4g + q starts in TileQ6K::pairs.
+/// Where the pair of bits of sub-block 4g + q starts in TileQ6K::Group::pairs.
 inline constexpr int kPairShift[4] = {4, 2, 6, 0};
 
 inline uint8_t tile_code(const TileQ6K& t, int k, int r) {
   const int g = k / 64, q = k / 16 % 4, l = k % 16 / 4, byte = 4 * r + k % 4;
-  const uint8_t nibble = (t.nibbles[g][q / 2][l][byte] >> (4 * (q % 2))) & 15;
-  const uint8_t pair = (t.pairs[g][l][byte] >> kPairShift[q]) & 3;
+  const uint8_t nibble = (t.groups[g].nibbles[q / 2][l][byte] >> (4 * (q % 2))) & 15;
+  const uint8_t pair = (t.groups[g].pairs[l][byte] >> kPairShift[q]) & 3;
   return static_cast<uint8_t>(q % 2 == 0 ? nibble | (pair << 4) : (nibble << 2) | pair);
 }
 
