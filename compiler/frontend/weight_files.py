@@ -180,10 +180,10 @@ def _require_same_set(directory: Path, single: SafetensorsFile, sharded: WeightF
         ]
         if not different:
             return
-        what = f"{_count(different, 'tensor')} differ, first: {different[0]}"
+        what = f"different values in {_count(different, 'tensor')}, first: {different[0]}"
     else:
         only = sorted(names ^ other)
-        what = f"{_count(only, 'tensor')} are in one only, first: {only[0]}"
+        what = f"{_count(only, 'tensor')} in one of them only, first: {only[0]}"
     raise SpikeError(
         "SPK112",
         "checkpoint",

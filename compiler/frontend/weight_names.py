@@ -168,4 +168,4 @@ def _unused_note(model: torch.nn.Module, unused: list[str]) -> Iterable[str]:
     harmless = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
     rest = [name for name in unused if not harmless.search(name)]
     if rest:
-        yield f"{len(rest)} stored tensors aren't part of the model, first: {rest[0]}"
+        yield f"stored tensors that the model doesn't have: {len(rest)}, first: {rest[0]}"

@@ -348,13 +348,13 @@ def test_named_weights_missing(single: Path) -> None:
 def test_two_weight_sets_with_different_values(source: Path, sharded: Path) -> None:
     shutil.copy(source / "single" / SINGLE, sharded)
     edit_tensors(sharded, lambda tensors: tensors["model.norm.weight"].add_(1))
-    refused(sharded, "SPK112", "two different weight sets", "1 tensor differ", "model.norm.weight")
+    refused(sharded, "SPK112", "two different weight sets", "in 1 tensor, first: model.norm.weight")
 
 
 def test_two_weight_sets_with_different_names(source: Path, sharded: Path) -> None:
     shutil.copy(source / "single" / SINGLE, sharded)
     edit_tensors(sharded, lambda tensors: tensors.pop("lm_head.weight"))
-    refused(sharded, "SPK112", "1 tensor are in one only, first: lm_head.weight")
+    refused(sharded, "SPK112", "1 tensor in one of them only, first: lm_head.weight")
 
 
 def test_adapter_only(tmp_path: Path) -> None:
