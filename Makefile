@@ -1,24 +1,56 @@
-# make quickstart | make test: each does all set-up a fresh machine needs.
-PYTHON ?= python3
+# make quickstart: from a bare machine to a streamed answer.      make test: all tests.
+# Each does all set-up first; it needs Python 3.11+, a C++20 compiler and a package index.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+MODELS := .cache/models
+ENGINE := .cache/engines/smollm2
+KERNELS := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+REQUIREMENTS := import tomllib; \
+	whole = tomllib.load(open("pyproject.toml", "rb")); project = whole["project"]; \
+	extras = project["optional-dependencies"]; \
+	print(*whole["build-system"]["requires"], "cmake", "ninja", *project["dependencies"], \
+	*extras["build"], *extras["dev"], sep="\n")
 
-.PHONY: install kernels test quickstart lint
+.PHONY: install kernels quickstart test lint clean
 
-$(VENV)/installed: pyproject.toml constraints.txt CMakeLists.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt torch scikit-build-core nanobind cmake ninja
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[build,dev]'
-	touch $@
+install: $(VENV)/built
 
-install: $(VENV)/installed
+# Pinned packages. A .venv of another checkout (its scripts name other paths) or without a working
+# Python is made anew.
+$(VENV)/installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=..."; exit 1; }
+	@grep -qsF '$(CURDIR)/$(VENV)' $(BIN)/activate && $(BIN)/python -c '' 2>/dev/null \
+		|| $(PYTHON) -m venv --clear $(VENV)
+	@echo "installing pinned packages into $(VENV) (torch is the largest)"
+	@$(BIN)/python -c '$(REQUIREMENTS)' > $(VENV)/requirements.txt
+	$(PIP) install -q -c constraints.txt -r $(VENV)/requirements.txt
+	@touch $@
 
-# Rebuild the C++ after a change (an editable install does not watch it).
-kernels:
-	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
+# The editable install shows Python changes at once; C++ and packaging changes have to be built.
+$(VENV)/built: $(VENV)/installed CMakeLists.txt $(KERNELS)
+	@echo "building the kernels"
+	$(PIP) install -q --no-build-isolation --no-deps -e .
+	@touch $@
 
-lint: install
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+kernels: install
+
+quickstart: install
+	$(BIN)/python benchmarks/models.py smollm2
+	$(BIN)/spike-build --model $(MODELS)/SmolLM2-135M-Instruct --recipe smollm2-135m-q4_k_m \
+		--output-dir $(ENGINE)
+	$(BIN)/spike run $(ENGINE) "What is the capital of France?"
 
 test: install
-	$(BIN)/pytest -q
+	$(BIN)/python -m pytest -q
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist .cache/engines .mypy_cache .pytest_cache .ruff_cache .hypothesis
