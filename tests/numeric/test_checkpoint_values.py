@@ -159,7 +159,8 @@ def test_unexpected_weights_get_a_note(tmp_path: Path) -> None:
     rewrite(tmp_path, model__layers__0__self_attn__q_proj__bias=torch.ones(32))
     checkpoint = assert_equals_transformers(tmp_path)
     assert checkpoint.notes == (
-        "stored tensors that the model doesn't have: 1, first: model.layers.0.self_attn.q_proj.bias",
+        "stored tensors that the model doesn't have: 1, "
+        "first: model.layers.0.self_attn.q_proj.bias",
     )
 
 
