@@ -195,8 +195,8 @@ def main() -> None:
     parser.add_argument("model", nargs="+", choices=[*names, "random-1b", "all"])
     parser.add_argument("--dir", type=Path, default=DEFAULT_DIR, help="where checkpoints live")
     arguments = parser.parse_args()
-    wanted = names if "all" in arguments.model else arguments.model
-    for name in wanted:
+    wanted = [n for given in arguments.model for n in (names if given == "all" else [given])]
+    for name in dict.fromkeys(wanted):
         print(ready(name, arguments.dir), flush=True)
 
 

@@ -43,7 +43,8 @@ class Divergence:
 
 @dataclass(frozen=True)
 class GoldenReport:
-    """What a check measured. KL in nats, over `positions` positions of `sequences` sequences.
+    """What a check measured. KL in nats, over `positions` positions of `sequences` sequences, of
+    which `continuations` end in a greedy continuation by the source.
 
     `logit_error` is over the compared logits: all of them when the reference was computed on the
     fly, the stored ones (likeliest and probes) otherwise. `decode_error` is None when the second
@@ -63,6 +64,7 @@ class GoldenReport:
     source_perplexity: float
     engine_perplexity: float
     perplexity_ratio: float
+    continuations: int
     divergences: tuple[Divergence, ...]
     decode_error: float | None
     thresholds: Thresholds
@@ -87,7 +89,7 @@ class GoldenReport:
         return (
             f"golden {self.golden}: {verdict}, mean KL {self.mean_kl:.2g} (p99 {self.p99_kl:.2g}), "
             f"top-1 {self.top1:.1%}, perplexity x{self.perplexity_ratio:.4f}, "
-            f"{len(self.divergences)}/{self.sequences} continuations differ, "
+            f"{len(self.divergences)}/{self.continuations} continuations differ, "
             f"{self.positions} positions"
         )
 
@@ -167,6 +169,7 @@ def summarise(
         source_perplexity=source_perplexity,
         engine_perplexity=engine_perplexity,
         perplexity_ratio=engine_perplexity / source_perplexity,
+        continuations=sum(c.greedy_from < c.kl.size for c in comparisons),
         divergences=tuple(d for c in comparisons if (d := first_divergence(c)) is not None),
         decode_error=decode_error,
         thresholds=thresholds,

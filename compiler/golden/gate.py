@@ -17,6 +17,7 @@ from .reference import Reference
 from .thresholds import Thresholds
 
 PROSE = Path(__file__).with_name("prose.txt")
+CONTINUATION = 32
 Progress = Callable[[int, int], None]
 
 
@@ -55,7 +56,7 @@ def gate(
             if progress:
                 progress(index + 1, len(windows) + 1)
         prompt = windows[0][: max(longest // 2, 1)]
-        tokens = prompt + source.greedy(prompt, max(longest - len(prompt), 1))
+        tokens = prompt + source.greedy(prompt, min(max(longest - len(prompt), 1), CONTINUATION))
         ours = scored(score, tokens, source.vocab_size)
         theirs = source.score(tokens)
         comparisons.append(compare_full("greedy", tokens, theirs, ours, len(prompt)))

@@ -7,6 +7,8 @@ in them: neither the model nor a tokenizer is opened again.
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from ...errors import SpikeError
 
 FORMAT = 1
 ARRAYS = ("top_ids", "top_logits", "probe_logits", "next_logits", "lse")
+# What numpy, zip and YAML readers raise on files that are missing, cut off or not theirs.
+UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, yaml.YAMLError)
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int32]
@@ -172,7 +176,7 @@ class GoldenSet:
             page = yaml.safe_load(path.read_text(encoding="utf-8"))
             with np.load(path.with_suffix(".npz"), allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except UNREADABLE as error:
             raise SpikeError(
                 "SPK541",
                 "golden",
