@@ -6,7 +6,7 @@ pass evaluates them with the reference interpreter on inputs that tell the candi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -18,6 +18,7 @@ from ..compiler.ir import (
     Interpreter,
     Level,
     Node,
+    Operand,
     SymDim,
     TensorType,
     Value,
@@ -80,6 +81,27 @@ def evaluate(
 
 def _no_parameter(name: str) -> torch.Tensor:
     raise KeyError(name)
+
+
+def signature(values: Iterable[Value], nodes: Sequence[Node]) -> Hashable:
+    """Equal for two cones that compute the same: layers repeat, so one run answers for all."""
+    index: dict[int, Hashable] = {}
+
+    def name(operand: Operand) -> Hashable:
+        if isinstance(operand, Value):
+            return index.setdefault(id(operand), (len(index), str(operand.type)))
+        return id(operand) if isinstance(operand, Constant) else repr(operand)
+
+    steps = tuple(
+        (
+            node.op,
+            tuple(map(name, node.operands)),
+            tuple(sorted((k, repr(v)) for k, v in node.attrs.items())),
+            tuple(map(name, node.results)),
+        )
+        for node in nodes
+    )
+    return steps, tuple(map(name, values))
 
 
 def symbols_of(values: Iterable[Value], nodes: Iterable[Node]) -> frozenset[str]:

@@ -35,12 +35,13 @@ Anything that attention cannot say stays as it is, with the reason as a near mis
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 
-from ..compiler.ir import Attr, Graph, Level, Node, Operand, Value, attribute, evaluate_dim
+from ..compiler.ir import Attr, Graph, Level, Node, Operand, Shape, Value, attribute, evaluate_dim
 from ..compiler.ir.rules import shape_of
 from .attention_mask import MaskTerm, UnknownMaskError, Visibility, classify
 from .base import NearMiss, Pass, PassReport
@@ -56,7 +57,7 @@ from .match import (
     show,
     var,
 )
-from .probe import cone, dims_only, evaluate, symbols_of
+from .probe import cone, dims_only, evaluate, signature, symbols_of
 from .rewrite import Rewriter
 
 _CAPPED = op("tanh", op("div", var("scores"), number("cap")))
@@ -98,10 +99,11 @@ class RaiseAttention(Pass):
         rewriter = Rewriter(graph)
         known = dims_only(graph)
         masks: dict[tuple[object, ...], Visibility | UnknownMaskError] = {}
+        repeats: dict[Hashable, bool] = {}
         for node in [n for n in graph.nodes if n.op == "softmax" and n.result.type.rank > 2]:
             try:
                 reading = _read(rewriter, node, known)
-                _emit(rewriter, reading, _visibility(reading, masks))
+                _emit(rewriter, reading, _visibility(reading, masks), repeats)
                 report.fired.append(reading.root.scope)
             except (Refusal, UnknownMaskError) as reason:
                 report.missed.append(NearMiss(node.scope, str(reason)))
@@ -233,15 +235,17 @@ def _visibility(
     return meaning
 
 
-def _emit(rewriter: Rewriter, reading: Reading, seen: Visibility) -> None:
+def _emit(
+    rewriter: Rewriter, reading: Reading, seen: Visibility, repeats: dict[Hashable, bool]
+) -> None:
     product = producer(reading.scores)
     if product is None or product.op != "matmul":
         found = product.op if product else "no node"
         raise Refusal(f"its scores are no product: {found} at %{reading.scores.name}")
     if not all(isinstance(o, Value) for o in product.operands):
         raise Refusal("its queries or keys are constants")
-    k, k_factor = _grouped(product.value(1), product.result.shape, keys=True)
-    v, v_factor = _grouped(reading.v, product.result.shape, keys=False)
+    k, k_factor = _grouped(product.value(1), product.result.shape, repeats, keys=True)
+    v, v_factor = _grouped(reading.v, product.result.shape, repeats, keys=False)
     if v_factor != 1.0 or k.shape[:3] != v.shape[:3]:
         raise Refusal(f"its keys {k.type} and values {v.type} do not go together")
     q, q_factor = product.value(0), 1.0
@@ -255,7 +259,9 @@ def _emit(rewriter: Rewriter, reading: Reading, seen: Visibility) -> None:
     rewriter.replace(reading.root, "attention", [q, k, v, *sinks], attrs)
 
 
-def _grouped(operand: Value, scores: tuple[object, ...], *, keys: bool) -> tuple[Value, float]:
+def _grouped(
+    operand: Value, scores: Shape, repeats: dict[Hashable, bool], *, keys: bool
+) -> tuple[Value, float]:
     """k or v [B, Hkv, L, D] behind what repeats its heads, and a factor on the way.
 
     The way back is taken as far as running it shows that head h is head h // (H / Hkv).
@@ -271,20 +277,27 @@ def _grouped(operand: Value, scores: tuple[object, ...], *, keys: bool) -> tuple
         factors.append(factor)
     for base, product in zip(reversed(chain), reversed(factors), strict=True):
         fits = base.type.rank == 4 and base.shape[2] == scores[3]
-        if fits and _repeats(base, operand, product, keys):
+        if not fits:
+            continue
+        nodes, leaves = cone([operand], _above(base))
+        key = (signature([base, operand], nodes), keys)
+        if key not in repeats:
+            repeats[key] = leaves in ([base], []) and _repeats(base, operand, nodes, product, keys)
+        if repeats[key]:
             return base, product
     side = "keys" if keys else "values"
     raise Refusal(f"its {side} %{operand.name} {operand.type} are no repeated [B, Hkv, L, D]")
 
 
-def _repeats(base: Value, operand: Value, factor: float, keys: bool) -> bool:
+def _above(base: Value) -> Callable[[Node], bool]:
+    return lambda node: node is not base.node
+
+
+def _repeats(base: Value, operand: Value, nodes: list[Node], factor: float, keys: bool) -> bool:
     """Whether the operand is the base with each head repeated, and transposed if `keys`."""
     heads = operand.shape[1] if operand.type.rank == 4 else None
     groups = base.shape[1]
     if not isinstance(heads, int) or not isinstance(groups, int) or heads % groups:
-        return False
-    nodes, leaves = cone([operand], lambda n: n is not base.node)
-    if leaves not in ([base], []):
         return False
     sizes = {s: 2 + i for i, s in enumerate(sorted(symbols_of([base], nodes)))}
     shape = tuple(evaluate_dim(d, sizes) for d in base.shape)

@@ -95,7 +95,7 @@ class RaiseRmsNorm(Pass):
 def _norm(node: Node) -> Match | Miss:
     """The norm that ends at a product or quotient, without its weight."""
     if node.op not in ("mul", "div"):
-        return Miss(0, f"%{node.result.name} is no product")
+        return Miss(0, "no product")
     found = match(CORE, node.result)
     if isinstance(found, Miss):
         return found

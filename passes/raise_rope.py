@@ -36,7 +36,7 @@ anywhere. A rotation of the first R elements joined with the untouched rest beco
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -45,7 +45,7 @@ import torch
 from ..compiler.ir import OPS, Graph, Level, Node, Shape, Value, attribute, evaluate_dim
 from .base import NearMiss, Pass, PassReport
 from .match import LAST, matches, op, orders, producer, var
-from .probe import MOVES, cone, evaluate, symbols_of
+from .probe import MOVES, cone, evaluate, signature, symbols_of
 from .rewrite import Rewriter
 
 HEAD_MAJOR = (0, 2, 1, 3)
@@ -91,8 +91,9 @@ class RaiseRope(Pass):
         report = PassReport(self.name)
         rewriter = Rewriter(graph)
         found: dict[Value, Rotation] = {}
+        styles: dict[Hashable, str] = {}
         for node in graph.nodes:
-            result = _rotation(rewriter, node)
+            result = _rotation(rewriter, node, styles)
             if isinstance(result, Rotation):
                 found[node.result] = result
             elif result is not None:
@@ -109,19 +110,19 @@ class RaiseRope(Pass):
         return report
 
 
-def _rotation(rewriter: Rewriter, node: Node) -> Rotation | str | None:
+def _rotation(rewriter: Rewriter, node: Node, styles: dict[Hashable, str]) -> Rotation | str | None:
     if node.op in ("add", "sub"):
-        return _sum(node)
+        return _sum(node, styles)
     return _two_halves(rewriter, node) if node.op == "concat" else None
 
 
-def _sum(root: Node) -> Rotation | str | None:
+def _sum(root: Node, styles: dict[Hashable, str]) -> Rotation | str | None:
     """x * cos + rotate(x) * sin, or x * cos - (-rotate(x)) * sin."""
     reason = None
     for x, cos, rotated, sin in _readings(root):
         if root.result.type != x.type or cos.shape[-1:] != x.shape[-1:] != sin.shape[-1:]:
             continue
-        style = _style(x, rotated, -1.0 if root.op == "sub" else 1.0)
+        style = _style(x, rotated, -1.0 if root.op == "sub" else 1.0, styles)
         if style in ("half", "interleaved"):
             return Rotation(root, x, cos, sin, style)
         reason = style or reason
@@ -145,7 +146,7 @@ def _readings(root: Node) -> Iterator[tuple[Value, Value, Value, Value]]:
                     yield x, cos, rotated, sin
 
 
-def _style(x: Value, rotated: Value, sign: float) -> str | None:
+def _style(x: Value, rotated: Value, sign: float, known: dict[Hashable, str]) -> str | None:
     """half, interleaved, the reason why it is neither, or None if it moves nothing of x."""
     moved, sources = cone([rotated], lambda n: n.op in MOVES)
     if len(sources) != 1 or not any(n.op == "neg" for n in moved):
@@ -154,10 +155,19 @@ def _style(x: Value, rotated: Value, sign: float) -> str | None:
     width = x.shape[-1]
     if len(leaves) != 1 or rotated.type != x.type or not isinstance(width, int) or width % 2:
         return None
-    sizes = dict.fromkeys(sorted(symbols_of(leaves, nodes)), 2)
-    shape = tuple(evaluate_dim(d, sizes) for d in leaves[0].shape)
+    key = (signature([*leaves, x, rotated], nodes), sign)
+    if key not in known:
+        known[key] = _movement(x, rotated, sign, nodes, leaves[0])
+    return known[key]
+
+
+def _movement(x: Value, rotated: Value, sign: float, nodes: list[Node], leaf: Value) -> str:
+    """The style that moves numbered elements as `nodes` do, or the reason if none does."""
+    sizes = dict.fromkeys(sorted(symbols_of([leaf], nodes)), 2)
+    shape = tuple(evaluate_dim(d, sizes) for d in leaf.shape)
     numbers = torch.arange(1.0, 1.0 + torch.Size(shape).numel()).reshape(shape)
-    before, after = evaluate([x, rotated], nodes, {leaves[0]: numbers}, sizes)
+    before, after = evaluate([x, rotated], nodes, {leaf: numbers}, sizes)
+    width = before.shape[-1]
     zeros, ones = torch.zeros(width), torch.full((width,), sign)
     for style in ("half", "interleaved"):
         if torch.equal(OPS["rope"].reference(before, zeros, ones, style), after):

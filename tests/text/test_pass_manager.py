@@ -96,6 +96,16 @@ def test_a_level_that_a_pass_does_not_take_is_the_users_to_mend() -> None:
     assert (caught.value.code, caught.value.exit_code) == ("SPK304", ExitCode.BAD_INPUT)
 
 
+def test_every_raising_pass_walks_over_nodes_with_several_results() -> None:
+    text = TEXT.replace(
+        "silu(%a) : f32[T, 4]",
+        "silu(%a) : f32[T, 4]\n  %k, %i = topk(%y, k=2) : f32[T, 2], i64[T, 2]",
+    ).replace("output %y", "output %k")
+    graph = parse_graph(text)
+    run_pipeline(graph, [p for p in default_pipeline() if p.name in ("clean", "raise")])
+    assert [n.op for n in graph.nodes] == ["silu", "topk"]
+
+
 def _names(phases: tuple[Phase, ...]) -> list[str]:
     return [step.name for phase in phases for step in phase.passes]
 
