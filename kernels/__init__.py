@@ -182,8 +182,8 @@ def gated_mlp(
         raise ValueError(f"unknown activation {activation!r}: one of {get_args(Activation)}")
     y = np.empty((x.shape[0], down.n), np.float32)
     residual = _optional(residual, y.shape, "residual")
-    gate_up_down = [(w.data, w.format, w.n, w.k) for w in (gate, up, down)]
-    _kernels.gated_mlp(x, *gate_up_down, activation, residual, y, threads)
+    a, b, c = ((w.data, w.format, w.n, w.k) for w in (gate, up, down))
+    _kernels.gated_mlp(x, a, b, c, activation, residual, y, threads)
     return y
 
 

@@ -319,10 +319,11 @@ class _Flattening:
             if name in self.attended:
                 raise NotTokenWise(f"another attention reads state {name} too")
             self.attended.add(name)
-        kept = {n: node.attrs[n] for n in ("scale", "window", "softcap") if n in node.attrs}
+        kept: dict[str, Attr] = {"key": key, "value": value}
+        kept |= {n: node.attrs[n] for n in ("scale", "window", "softcap") if n in node.attrs}
         sinks = [self.operand(o) for o in node.operands[3:]]
         paged = Node("paged_attention", [], {}, node.results, node.scope)
-        self._emit(paged, [q, k, v, *self.step, *sinks], {"key": key, "value": value, **kept})
+        self._emit(paged, [q, k, v, *self.step, *sinks], kept)
 
     def _appended(self, value: Value) -> tuple[Operand, str]:
         node = value.node

@@ -54,7 +54,7 @@ def refuse_size_branches(name: str, run: Callable[[int, int, int], object]) -> N
     usual = _path(run, USUAL)
     for sizes, what in SPECIAL.items():
         for here, there in _differences(usual, _path(run, sizes)):
-            place = there or here
+            place = there or here or ("an unknown file", 0)
             raise SpikeError(
                 "SPK207",
                 "lowering",
