@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,8 @@ def measure(
     times, shares = [], []
     for i in range(rounds):
         weights = packed[i % copies]
-        stream_rate = stream.nbytes / seconds(lambda: kernels.stream_read(stream, threads))
-        taken = seconds(lambda w=weights: kernels.linear(x, w, fmt, n, threads=threads))  # type: ignore[misc]
+        stream_rate = stream.nbytes / seconds(partial(kernels.stream_read, stream, threads))
+        taken = seconds(partial(kernels.linear, x, weights, fmt, n, threads=threads))
         times.append(taken)
         shares.append(weights.nbytes / taken / stream_rate)
     middle = statistics.median(times)

@@ -39,9 +39,9 @@ typename V::Floats exponential(typename V::Floats x) {
   const F n = V::add(shifted, V::set(-12582912.f));
   F r = V::fma(n, V::set(-0.693359375f), x);  // ln 2 in two parts
   r = V::fma(n, V::set(2.12194440e-4f), r);
+  constexpr float kTaylor[] = {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1.f, 1.f};
   F p = V::set(1.f / 5040);
-  for (const float c : {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1.f, 1.f})
-    p = V::fma(p, r, V::set(c));
+  for (const float c : kTaylor) p = V::fma(p, r, V::set(c));
   return V::mul(p, V::power_of_two(n));
 }
 

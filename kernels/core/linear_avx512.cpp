@@ -6,8 +6,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include <initializer_list>
-
 SPIKE_TARGET_BEGIN(SPIKE_AVX512)
 #include "core/lines_avx512.h"
 // after the lanes they are written over:

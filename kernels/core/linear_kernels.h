@@ -45,7 +45,7 @@ inline int64_t row_groups_per_step(Format format) {
   return block_elements(format) == 1 ? 4 : 2;
 }
 
-extern const LinearKernels kLinearScalar, kLinearAvx512;
+extern const LinearKernels kLinearScalar, kLinearAvx2, kLinearAvx512;
 
 /// The kernels of cpu_tier().
 const LinearKernels& linear_kernels();

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kChunk = 256;           // k that one pass decodes, or one float accumulator sums
 constexpr int64_t kPrefetchAhead = 2048;  // bytes
-constexpr int64_t kMostDirect = 4;        // tokens; for more, decoding a tile once pays
+constexpr int kMostDirect = 8;            // tokens; for more, decoding a tile once pays
 
 /// R row groups x M tokens over tiles of source S.
 template <class V, class S, int R, int M>
@@ -161,6 +161,14 @@ void dot_decoded(const uint8_t* packed, int64_t group_bytes, const Input& input,
   }
 }
 
+/// dot_direct for 1 to M tokens.
+template <class V, class S, int M>
+void dot_direct_tokens(const uint8_t* packed, const Input& input, int64_t token, int64_t tokens,
+                       float* out, int64_t stride) {
+  if (tokens == M) return dot_direct<V, S, M>(packed, input, token, out, stride);
+  if constexpr (M > 1) dot_direct_tokens<V, S, M - 1>(packed, input, token, tokens, out, stride);
+}
+
 template <class V, class S>
 void dot_blocks(const Matrix& w, const Input& input, int64_t group, int64_t groups, int64_t token,
                 int64_t tokens, float* out) {
@@ -170,13 +178,8 @@ void dot_blocks(const Matrix& w, const Input& input, int64_t group, int64_t grou
     if (groups == 2) return dot_decoded<V, S, 2>(packed, group_bytes, input, token, tokens, out);
     return dot_decoded<V, S, 1>(packed, group_bytes, input, token, tokens, out);
   }
-  const int64_t stride = 16 * groups;
-  for (int64_t g = 0; g < groups; ++g, packed += group_bytes, out += 16) switch (tokens) {
-      case 1: dot_direct<V, S, 1>(packed, input, token, out, stride); break;
-      case 2: dot_direct<V, S, 2>(packed, input, token, out, stride); break;
-      case 3: dot_direct<V, S, 3>(packed, input, token, out, stride); break;
-      case 4: dot_direct<V, S, 4>(packed, input, token, out, stride); break;
-    }
+  for (int64_t g = 0; g < groups; ++g, packed += group_bytes, out += 16)
+    dot_direct_tokens<V, S, kMostDirect>(packed, input, token, tokens, out, 16 * groups);
 }
 
 // --- f32, f16, bf16: a line is one k -------------------------------------------------------------

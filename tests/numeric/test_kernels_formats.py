@@ -1,0 +1,169 @@
+"""Blocks against GGUF's own decoder; the packed layout against its specification."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, quants
+from spikeinfer import kernels
+from spikeinfer.kernels import FORMATS, Format
+
+GGUF_TYPES: dict[Format, GGMLQuantizationType] = {
+    "f16": GGMLQuantizationType.F16,
+    "bf16": GGMLQuantizationType.BF16,
+    "q8_0": GGMLQuantizationType.Q8_0,
+    "q5_0": GGMLQuantizationType.Q5_0,
+    "q4_k": GGMLQuantizationType.Q4_K,
+    "q6_k": GGMLQuantizationType.Q6_K,
+}
+BLOCKS: tuple[Format, ...] = ("q8_0", "q5_0", "q4_k", "q6_k")
+ROWS = (1, 2, 15, 16, 17, 33)
+
+
+def random_rows(fmt: Format, n: int, k: int, seed: int = 0) -> np.ndarray:
+    """Logical rows of random bytes: every code and scale, NaN and infinite scales among them."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (n, kernels.row_bytes(fmt, k)), np.uint8)
+
+
+def widths(fmt: Format) -> tuple[int, ...]:
+    block = kernels.block_elements(fmt)
+    return (block, 3 * block, 7 * block) if block > 1 else (1, 5, 130)
+
+
+@pytest.mark.parametrize("fmt", GGUF_TYPES)
+@pytest.mark.parametrize("fill", ["random", 0x00, 0xFF, 0x7F, 0x80])
+def test_dequantize_is_ggufs(fmt: Format, fill: str | int) -> None:
+    k = 1024
+    rows = random_rows(fmt, 40, k)
+    if isinstance(fill, int):
+        rows[:] = fill
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = quants.dequantize(rows, GGUF_TYPES[fmt]).reshape(40, k)
+    np.testing.assert_array_equal(kernels.dequantize(rows, fmt, k), expected)
+
+
+@pytest.mark.parametrize("fmt", GGUF_TYPES)
+def test_row_bytes_are_ggufs(fmt: Format) -> None:
+    elements, size = gguf.GGML_QUANT_SIZES[GGUF_TYPES[fmt]]
+    assert kernels.block_elements(fmt) == elements
+    assert kernels.row_bytes(fmt, 6 * elements) == 6 * size
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("n", ROWS)
+def test_pack_round_trip(fmt: Format, n: int) -> None:
+    for k in widths(fmt):
+        rows = random_rows(fmt, n, k)
+        packed = kernels.pack(rows, fmt, n, k)
+        assert packed.nbytes == -(-n // 16) * 16 * kernels.row_bytes(fmt, k)
+        assert packed.ctypes.data % 64 == 0
+        np.testing.assert_array_equal(kernels.unpack(packed, fmt, n, k), rows)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_rows_of_a_packed_matrix(fmt: Format) -> None:
+    n, k = 37, widths(fmt)[-1]
+    rng = np.random.default_rng(1)
+    rows = kernels.quantize(rng.standard_normal((n, k), np.float32), fmt)
+    packed = kernels.pack(rows, fmt, n, k)
+    picked = np.array([36, 0, 15, 16, 36])
+    np.testing.assert_array_equal(
+        kernels.dequantize_rows(packed, fmt, n, k, picked), kernels.dequantize(rows, fmt, k)[picked]
+    )
+
+
+# docs/storage-formats.md, read by somebody who has only that page: 16 rows of one tile.
+
+
+def halves(data: np.ndarray) -> np.ndarray:
+    return data.view(np.float16).astype(np.float32)
+
+
+def lines(data: np.ndarray) -> np.ndarray:
+    """Lines [..., 64] -> [..., 16 rows, 4 k]."""
+    return data.reshape(*data.shape[:-1], 16, 4)
+
+
+def by_row(codes: np.ndarray) -> np.ndarray:
+    """[lines, 16, 4] -> [16, 4 * lines] in order of k."""
+    return codes.transpose(1, 0, 2).reshape(16, -1)
+
+
+def read_q8_0(tile: np.ndarray) -> np.ndarray:
+    codes = by_row(lines(tile[32:].reshape(8, 64))).astype(np.float32) - 128
+    return halves(tile[:32])[:, None] * codes
+
+
+def read_q5_0(tile: np.ndarray) -> np.ndarray:
+    words = tile[32:96].view(np.uint64)
+    bits = (words[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    nibbles = lines(tile[96:].reshape(4, 64))
+    low = np.concatenate([nibbles & 15, nibbles >> 4])
+    codes = by_row(low + 16 * lines(bits.astype(np.uint8))).astype(np.float32)
+    return halves(tile[:32])[:, None] * (codes - 16)
+
+
+def read_q4_k(tile: np.ndarray) -> np.ndarray:
+    d, dmin = halves(tile[:32]), halves(tile[32:64])
+    scale_low, min_low, high = tile[64:256].reshape(3, 4, 16)
+    nibbles = lines(tile[256:].reshape(4, 8, 64))
+    out = []
+    for s in range(8):
+        p, odd = divmod(s, 2)
+        scale = (scale_low[p] >> (4 * odd) & 15) | (high[p] >> (2 * odd) & 3) << 4
+        minimum = (min_low[p] >> (4 * odd) & 15) | (high[p] >> (4 + 2 * odd) & 3) << 4
+        codes = by_row(nibbles[p] >> (4 * odd) & 15).astype(np.float32)
+        out.append((d * scale)[:, None] * codes - (dmin * minimum)[:, None])
+    return np.concatenate(out, axis=1)
+
+
+def read_q6_k(tile: np.ndarray) -> np.ndarray:
+    d, out = halves(tile[:32]), []
+    for group in tile[32:].reshape(4, 832):
+        scales = group[:64].view(np.int8).reshape(4, 16).astype(np.float32)
+        nibbles = lines(group[64:576].reshape(2, 4, 64))
+        pairs = lines(group[576:].reshape(4, 64))
+        for q, shift in enumerate((4, 2, 6, 0)):
+            nibble, pair = nibbles[q // 2] >> (4 * (q % 2)) & 15, pairs >> shift & 3
+            code = nibble | pair << 4 if q % 2 == 0 else nibble << 2 | pair
+            out.append((d * scales[q])[:, None] * (by_row(code).astype(np.float32) - 32))
+    return np.concatenate(out, axis=1)
+
+
+READERS = {"q8_0": read_q8_0, "q5_0": read_q5_0, "q4_k": read_q4_k, "q6_k": read_q6_k}
+
+
+@pytest.mark.parametrize("fmt", BLOCKS)
+def test_packed_layout_as_documented(fmt: Format) -> None:
+    block = kernels.block_elements(fmt)
+    n, k = 32, 2 * block
+    rng = np.random.default_rng(2)
+    rows = kernels.quantize(rng.standard_normal((n, k), np.float32), fmt)
+    tiles = kernels.pack(rows, fmt, n, k).reshape(2, 2, -1)  # row group, block, bytes
+    read = np.block([[READERS[fmt](tile) for tile in group] for group in tiles])
+    np.testing.assert_array_equal(read, kernels.dequantize(rows, fmt, k))
+
+
+@pytest.mark.parametrize(("fmt", "dtype"), [("f32", np.uint32), ("f16", np.uint16)])
+def test_packed_values_as_documented(fmt: Format, dtype: type) -> None:
+    rows = random_rows(fmt, 32, 7)
+    packed = kernels.pack(rows, fmt, 32, 7).view(dtype).reshape(2, 7, 16)
+    np.testing.assert_array_equal(packed.transpose(0, 2, 1).reshape(32, 7), rows.view(dtype))
+
+
+def test_wrong_shapes_say_what_is_wrong() -> None:
+    rows = np.zeros((3, 144), np.uint8)
+    with pytest.raises(ValueError, match=r"q4_k needs rows that are a positive multiple of 256"):
+        kernels.row_bytes("q4_k", 100)
+    with pytest.raises(ValueError, match="unknown storage format 'q9'"):
+        kernels.row_bytes("q9", 256)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"uint8 \[N, 288\] for q4_k rows of 512"):
+        kernels.dequantize(rows, "q4_k", 512)
+    with pytest.raises(ValueError, match="blocks has 3 rows, expected n = 4"):
+        kernels.pack(rows, "q4_k", 4, 256)
+    with pytest.raises(ValueError, match=r"packed must be uint8 \[2304\]"):
+        kernels.unpack(np.zeros(100, np.uint8), "q4_k", 3, 256)
+    with pytest.raises(ValueError, match=r"rows must be one axis of indices in \[0, 3\)"):
+        kernels.dequantize_rows(kernels.pack(rows, "q4_k", 3, 256), "q4_k", 3, 256, np.array([3]))
