@@ -11,8 +11,7 @@
 
 // The searches, compiled for each width of vector and chosen at load; the lanes' results are equal.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define SPIKE_EVERY_TIER \
-  __attribute__((flatten, target_clones("avx512f", "avx2", "default")))
+#define SPIKE_EVERY_TIER __attribute__((flatten, target_clones("avx512f", "avx2", "default")))
 #else
 #define SPIKE_EVERY_TIER
 #endif
@@ -203,8 +202,8 @@ namespace {
 
 using Sixteen = Lanes<16>::Float;
 
-// Sixteen groups of 16 values, one per lane: x is about scale * (code - 32), |scale| of either sign.
-// Squared-value weighted least squares over 19 candidate steps around largest / 32.
+// Sixteen groups of 16 values, one per lane: x is about scale * (code - 32), |scale| of either
+// sign. Squared-value weighted least squares over 19 candidate steps around largest / 32.
 void fit_symmetric(const Sixteen x[16], Sixteen& scale, Sixteen codes[16]) {
   Sixteen largest{}, extreme{};
   for (int i = 0; i < 16; ++i) {
@@ -227,13 +226,11 @@ void fit_symmetric(const Sixteen x[16], Sixteen& scale, Sixteen codes[16]) {
       sum_xl += weight * x[i] * trial[i];
       sum_l2 += weight * trial[i] * trial[i];
     }
-    const auto better = step == -10
-                            ? sum_l2 != 0
-                            : (sum_l2 > 0) & (sum_xl * sum_xl > best * sum_l2);
+    const auto better =
+        step == -10 ? sum_l2 != 0 : (sum_l2 > 0) & (sum_xl * sum_xl > best * sum_l2);
     scale = better ? sum_xl / sum_l2 : scale;
     best = better ? scale * sum_xl : best;
-    for (int i = 0; i < 16; ++i)
-      codes[i] = (step == -10) | better ? trial[i] + 32 : codes[i];
+    for (int i = 0; i < 16; ++i) codes[i] = (step == -10) | better ? trial[i] + 32 : codes[i];
   }
   scale = usable ? scale : Sixteen{};
   for (int i = 0; i < 16; ++i) codes[i] = usable ? codes[i] : Sixteen{};

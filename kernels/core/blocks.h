@@ -30,8 +30,8 @@ struct BlockQ4K {
 };
 
 struct BlockQ6K {
-  uint8_t low[128];   ///< half h (128 values): byte 64h + i: values i and i + 64 of the half, i < 64
-  uint8_t high[64];   ///< byte 32h + i: two bits each of values i, i + 32, i + 64, i + 96
+  uint8_t low[128];  ///< half h (128 values): byte 64h + i: values i and i + 64 of the half, i < 64
+  uint8_t high[64];  ///< byte 32h + i: two bits each of values i, i + 32, i + 64, i + 96
   int8_t scales[16];  ///< one per 16 values
   uint16_t d;
 };
@@ -41,7 +41,8 @@ static_assert(sizeof(BlockQ5_0) == 22);
 static_assert(sizeof(BlockQ4K) == 144);
 static_assert(sizeof(BlockQ6K) == 210);
 
-/// Scale of sub-block s (32 values): 0..3 whole in bytes 0..3, 4..7 split over bytes 8..11 and 0..3.
+/// Scale of sub-block s (32 values): 0..3 whole in bytes 0..3, 4..7 split over bytes 8..11 and
+/// 0..3.
 inline uint8_t q4k_scale(const BlockQ4K& b, int s) {
   if (s < 4) return b.scales[s] & 63;
   return (b.scales[s + 4] & 15) | ((b.scales[s - 4] >> 6) << 4);

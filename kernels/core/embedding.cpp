@@ -38,8 +38,7 @@ template <class Tile>
 void dequantize_tiles(const uint8_t* group, int64_t k, int r, float* out) {
   constexpr int64_t kElements = sizeof(Tile) >= sizeof(TileQ4K) ? 256 : 32;
   const Tile* tiles = reinterpret_cast<const Tile*>(group);
-  for (int64_t i = 0; i < k / kElements; ++i)
-    dequantize_tile_row(tiles[i], r, out + i * kElements);
+  for (int64_t i = 0; i < k / kElements; ++i) dequantize_tile_row(tiles[i], r, out + i * kElements);
 }
 
 template <class Stored, float (*convert)(Stored)>

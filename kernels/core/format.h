@@ -1,4 +1,5 @@
-// Storage formats of weight matrices: logical blocks (as GGUF defines them) and packed layout (ours).
+// Storage formats of weight matrices: logical blocks (as GGUF defines them) and packed layout
+// (ours).
 #pragma once
 
 #include <cstddef>

@@ -54,12 +54,14 @@ typename V::Floats swish(typename V::Floats x, typename V::Floats u) {
 
 template <class V, Activation act>
 typename V::Floats activate(typename V::Floats x) {
-  if constexpr (act == Activation::silu) return swish<V>(x, x);
+  if constexpr (act == Activation::silu)
+    return swish<V>(x, x);
   else if constexpr (act == Activation::gelu_tanh) {
     // 2 sqrt(2 / pi) (x + 0.044715 x^3), as gelu(x) = x sigmoid(2 z) for the tanh form's z
     const auto cubic = V::fma(V::mul(x, x), V::set(0.044715f), V::set(1.f));
     return swish<V>(x, V::mul(V::mul(x, cubic), V::set(1.5957691216f)));
-  } else if constexpr (act == Activation::relu) return V::max(V::set(0.f), x);
+  } else if constexpr (act == Activation::relu)
+    return V::max(V::set(0.f), x);
   else {
     const auto positive = V::max(V::set(0.f), x);
     return V::mul(positive, positive);

@@ -32,7 +32,8 @@ void linear_prepared(const Parallel& parallel, const Matrix& w, const Input& inp
   parallel(pieces.tasks(), [&](int64_t task) {
     alignas(64) float products[kCallFloats];
     pieces.for_task(task, [&](const Piece& piece) {
-      linear_kernels().dot(w, input, piece.group, piece.groups, piece.token, piece.tokens, products);
+      linear_kernels().dot(w, input, piece.group, piece.groups, piece.token, piece.tokens,
+                           products);
       write_piece(piece, products, w.n, bias, residual, y);
     });
   });
@@ -66,8 +67,8 @@ const LinearKernels& linear_kernels() {
   return kLinearScalar;
 }
 
-void linear(const Parallel& parallel, const Matrix& w, const float* x, int64_t t,
-            const float* bias, const float* residual, float* y) {
+void linear(const Parallel& parallel, const Matrix& w, const float* x, int64_t t, const float* bias,
+            const float* residual, float* y) {
   if (t == 0) return;
   static thread_local Scratch scratch;
   const Input input = prepare_input(parallel, w.format, x, t, w.k, scratch);

@@ -19,8 +19,8 @@ struct Matrix {
 /// y[t, n] = sum_k x[t, k] w[n, k] + bias[n] + residual[t, n].  bias, residual: null or given.
 /// Block formats quantise x to int8 per 32 elements; f32/f16/bf16 weights keep x in fp32.
 /// y may be the same memory as residual.
-void linear(const Parallel& parallel, const Matrix& w, const float* x, int64_t t,
-            const float* bias, const float* residual, float* y);
+void linear(const Parallel& parallel, const Matrix& w, const float* x, int64_t t, const float* bias,
+            const float* residual, float* y);
 
 /// out[k] = row `row` of w in fp32.
 void dequantize_row(const Matrix& w, int64_t row, float* out);

@@ -17,6 +17,6 @@ SPIKE_TARGET_END
 
 namespace spike {
 const LinearKernels kLinearAvx2 = {quantize_input<Avx2Lines>, dot_rows<Avx2Lines>,
-                                     gate_values<Avx2Lines>};
+                                   gate_values<Avx2Lines>};
 }  // namespace spike
 #endif

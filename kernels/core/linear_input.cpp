@@ -5,7 +5,8 @@
 namespace spike {
 namespace {
 
-// A task below this many bytes of weights (or their equivalent in arithmetic) is not worth a thread.
+// A task below this many bytes of weights (or their equivalent in arithmetic) is not worth a
+// thread.
 constexpr int64_t kTaskBytes = 32 << 10;
 constexpr int64_t kTasksPerThread = 4;
 // Elements of x from which quantising it is shared out.
@@ -58,7 +59,8 @@ Pieces::Pieces(const Matrix& w, int64_t t, int threads)
 Piece Pieces::piece(int64_t index) const {
   const int64_t group = index / token_blocks_ * step_;
   const int64_t token = index % token_blocks_ * kTokensPerCall;
-  return {group, std::min(step_, groups_ - group), token, std::min(kTokensPerCall, tokens_ - token)};
+  return {group, std::min(step_, groups_ - group), token,
+          std::min(kTokensPerCall, tokens_ - token)};
 }
 
 }  // namespace spike

@@ -41,8 +41,8 @@ class Pieces {
   Pieces(const Matrix& w, int64_t t, int threads);
   int64_t tasks() const { return tasks_; }
 
-  /// Calls body(piece) for every piece of one task: token blocks inside, row groups outside, so that
-  /// weights are read from memory once.
+  /// Calls body(piece) for every piece of one task: token blocks inside, row groups outside, so
+  /// that weights are read from memory once.
   template <class Body>
   void for_task(int64_t task, Body&& body) const {
     for (int64_t i = count() * task / tasks_; i < count() * (task + 1) / tasks_; ++i)

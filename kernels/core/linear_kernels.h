@@ -12,14 +12,15 @@ namespace spike {
 
 /// 32 elements of a token, quantised: x is about scale * code. One cache line.
 struct alignas(64) InputBlock {
-  int8_t codes[32];          ///< -127..127
+  int8_t codes[32];  ///< -127..127
   float scale;
   float negative_sum;        ///< -scale * (sum of the codes)
   int32_t negative_codes;    ///< -(sum of the codes)
   int32_t negative_half[2];  ///< the same of codes 0..15 and 16..31
 };
 
-/// Tokens [t, k] as the kernels want them: f32, f16 and bf16 weights use `x`, block formats `blocks`.
+/// Tokens [t, k] as the kernels want them: f32, f16 and bf16 weights use `x`, block formats
+/// `blocks`.
 struct Input {
   int64_t k = 0;
   const float* x = nullptr;      ///< [t, k]
@@ -41,9 +42,7 @@ struct LinearKernels {
 };
 
 /// Row groups that one call of `dot` may take: what the register blocking of the format uses.
-inline int64_t row_groups_per_step(Format format) {
-  return block_elements(format) == 1 ? 4 : 2;
-}
+inline int64_t row_groups_per_step(Format format) { return block_elements(format) == 1 ? 4 : 2; }
 
 extern const LinearKernels kLinearScalar, kLinearAvx2, kLinearAvx512;
 

@@ -109,9 +109,11 @@ struct Avx2Lines {
   static Floats power_of_two(Floats n) { return {power_half(n.low), power_half(n.high)}; }
 
   static float largest_magnitude(Floats a, Floats b) {
-    const __m256i largest = _mm256_max_epu32(_mm256_max_epu32(unsigned_bits(a.low), unsigned_bits(a.high)),
-                                             _mm256_max_epu32(unsigned_bits(b.low), unsigned_bits(b.high)));
-    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    const __m256i largest =
+        _mm256_max_epu32(_mm256_max_epu32(unsigned_bits(a.low), unsigned_bits(a.high)),
+                         _mm256_max_epu32(unsigned_bits(b.low), unsigned_bits(b.high)));
+    __m128i four =
+        _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
     four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
     four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
     return __builtin_bit_cast(float, _mm_cvtsi128_si32(four));
@@ -123,7 +125,8 @@ struct Avx2Lines {
       codes = {_mm256_cvtps_epi32(scaled.low), _mm256_cvtps_epi32(scaled.high)};
     }
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(codes.low, codes.high), 0xd8);
-    const __m128i packed = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    const __m128i packed =
+        _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
     const __m256i pairs = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
@@ -145,15 +148,18 @@ struct Avx2Lines {
   }
   /// 16 in every byte whose bit is set.
   static __m256i sixteens(uint32_t bits) {
-    const __m256i source = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i source =
+        _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
-    const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int32_t>(bits)), source);
+    const __m256i spread =
+        _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int32_t>(bits)), source);
     return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit), bytes(16));
   }
   /// Per 32-bit lane the dot product of four unsigned codes with four signed ones.
   template <bool kWide>
   static __m256i dot_half(__m256i c, __m256i x) {
-    if constexpr (!kWide) return _mm256_madd_epi16(_mm256_maddubs_epi16(c, x), _mm256_set1_epi16(1));
+    if constexpr (!kWide)
+      return _mm256_madd_epi16(_mm256_maddubs_epi16(c, x), _mm256_set1_epi16(1));
     // Codes up to 255: even and odd bytes apart, in 16 bits, so that nothing saturates.
     const __m256i even = _mm256_madd_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0xff)),
                                            _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));

@@ -1,6 +1,6 @@
 // Sixteen lanes of 32 bits: one 64-byte line of a packed tile in one register.
-// Include inside a SPIKE_TARGET_BEGIN(SPIKE_AVX512) region, after immintrin.h. lines_scalar.h is the
-// definition of every function.
+// Include inside a SPIKE_TARGET_BEGIN(SPIKE_AVX512) region, after immintrin.h. lines_scalar.h is
+// the definition of every function.
 #pragma once
 
 namespace spike {
@@ -79,8 +79,8 @@ struct Avx512Lines {
     return __builtin_bit_cast(float, _mm512_reduce_max_epu32(largest));
   }
   static int32_t store_codes(int8_t* p, Floats x, float inverse) {
-    const __m512i codes = inverse == 0 ? _mm512_setzero_si512()
-                                       : _mm512_cvtps_epi32(_mm512_mul_ps(x, set(inverse)));
+    const __m512i codes =
+        inverse == 0 ? _mm512_setzero_si512() : _mm512_cvtps_epi32(_mm512_mul_ps(x, set(inverse)));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(codes));
     return _mm512_reduce_add_epi32(codes);
   }

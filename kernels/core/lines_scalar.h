@@ -141,7 +141,8 @@ struct ScalarLines {
         largest = std::max(largest, std::bit_cast<uint32_t>(x) & 0x7fffffffu);
     return std::bit_cast<float>(largest);
   }
-  /// Stores x * inverse, rounded to nearest even, as int8 (zeros if inverse is 0); returns their sum.
+  /// Stores x * inverse, rounded to nearest even, as int8 (zeros if inverse is 0); returns their
+  /// sum.
   static int32_t store_codes(int8_t* p, const Floats& x, float inverse) {
     int32_t sum = 0;
     for (int i = 0; i < 16; ++i) {

@@ -51,8 +51,8 @@ void pack_row(const BlockQ4K& b, TileQ4K& t, int r) {
     const uint8_t m0 = q4k_min(b, 2 * p), m1 = q4k_min(b, 2 * p + 1);
     t.scale_low[p][r] = static_cast<uint8_t>((s0 & 15) | ((s1 & 15) << 4));
     t.min_low[p][r] = static_cast<uint8_t>((m0 & 15) | ((m1 & 15) << 4));
-    t.high[p][r] = static_cast<uint8_t>((s0 >> 4) | ((s1 >> 4) << 2) | ((m0 >> 4) << 4) |
-                                        ((m1 >> 4) << 6));
+    t.high[p][r] =
+        static_cast<uint8_t>((s0 >> 4) | ((s1 >> 4) << 2) | ((m0 >> 4) << 4) | ((m1 >> 4) << 6));
     for (int i = 0; i < 32; ++i) t.nibbles[p][i / 4][4 * r + i % 4] = b.nibbles[32 * p + i];
   }
 }

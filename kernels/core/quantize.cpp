@@ -73,7 +73,8 @@ void dequantize_block(const BlockQ8_0& b, float* x) {
 void dequantize_block(const BlockQ5_0& b, float* x) {
   const float d = f16_to_f32(b.d);
   for (int i = 0; i < 32; ++i) {
-    const int low = (b.nibbles[i % 16] >> (4 * (i / 16))) & 15, high = (b.high[i / 8] >> (i % 8)) & 1;
+    const int low = (b.nibbles[i % 16] >> (4 * (i / 16))) & 15,
+              high = (b.high[i / 8] >> (i % 8)) & 1;
     x[i] = d * static_cast<float>((low | (high << 4)) - 16);
   }
 }
@@ -127,12 +128,12 @@ void dequantize_row(Format format, const uint8_t* row, int64_t k, float* x) {
 float largest_value(Format format) {
   switch (format) {
     case Format::f32: return FLT_MAX;
-    case Format::bf16: return 0x1.fep127f;           // larger ones would round to infinity
+    case Format::bf16: return 0x1.fep127f;  // larger ones would round to infinity
     case Format::f16: return kLargestHalf;
-    case Format::q8_0: return kLargestHalf * 127;    // d = largest / 127
-    case Format::q5_0: return kLargestHalf * 16;     // d = largest / 16
-    case Format::q4_k: return kLargestHalf * 62;     // dmin = min / 63; the fit may exceed the data
-    case Format::q6_k: return kLargestHalf * 2048;   // d about largest / 4096, and room for the fit
+    case Format::q8_0: return kLargestHalf * 127;   // d = largest / 127
+    case Format::q5_0: return kLargestHalf * 16;    // d = largest / 16
+    case Format::q4_k: return kLargestHalf * 62;    // dmin = min / 63; the fit may exceed the data
+    case Format::q6_k: return kLargestHalf * 2048;  // d about largest / 4096, and room for the fit
   }
   return 0;
 }

@@ -81,15 +81,20 @@ struct SourceQ4K {
   template <int B, int S>
   auto codes(int p, int line) const {
     const auto nibbles = V::load(tile->nibbles[p][line]);
-    if constexpr (B == 0) return V::mask(nibbles, 0x0f);
-    else if constexpr (V::kFoldShifts) return V::mask(nibbles, 0xf0);
-    else return V::template shift_right<4>(nibbles, 0x0f);
+    if constexpr (B == 0)
+      return V::mask(nibbles, 0x0f);
+    else if constexpr (V::kFoldShifts)
+      return V::mask(nibbles, 0xf0);
+    else
+      return V::template shift_right<4>(nibbles, 0x0f);
   }
   template <int B, int S>
   auto scale(int p) const {
     const auto scaled = V::mul(d, V::six_bits(tile->scale_low[p], B, tile->high[p], 2 * B));
-    if constexpr (B == 0) return scaled;
-    else return V::mul(scaled, V::set(kHighUnit));
+    if constexpr (B == 0)
+      return scaled;
+    else
+      return V::mul(scaled, V::set(kHighUnit));
   }
   template <int B>
   auto min(int p) const {
@@ -119,23 +124,31 @@ struct SourceQ6K {
     const auto pairs = V::load(tile->groups[p].pairs[line]);
     if constexpr (S == 0) {
       const auto low = V::mask(nibbles, 0x0f);
-      if constexpr (B == 0) return V::merge(low, V::mask(pairs, 0x30));
-      else return V::merge(low, V::template shift_right<2>(pairs, 0x30));
+      if constexpr (B == 0)
+        return V::merge(low, V::mask(pairs, 0x30));
+      else
+        return V::merge(low, V::template shift_right<2>(pairs, 0x30));
     } else if constexpr (V::kFoldShifts) {  // four times the code
       const auto high = V::mask(nibbles, 0xf0);
-      if constexpr (B == 0) return V::merge(high, V::mask(pairs, 0x0c));
-      else return V::merge(high, V::template shift_left<2>(pairs, 0x0c));
+      if constexpr (B == 0)
+        return V::merge(high, V::mask(pairs, 0x0c));
+      else
+        return V::merge(high, V::template shift_left<2>(pairs, 0x0c));
     } else {
       const auto high = V::template shift_right<2>(nibbles, 0x3c);
-      if constexpr (B == 0) return V::merge(high, V::template shift_right<2>(pairs, 0x03));
-      else return V::merge(high, V::mask(pairs, 0x03));
+      if constexpr (B == 0)
+        return V::merge(high, V::template shift_right<2>(pairs, 0x03));
+      else
+        return V::merge(high, V::mask(pairs, 0x03));
     }
   }
   template <int B, int S>
   auto scale(int p) const {
     const auto scaled = V::mul(d, V::load_i8(tile->groups[p].scales[2 * B + S]));
-    if constexpr (S == 0) return scaled;
-    else return V::mul(scaled, V::set(kOddUnit));
+    if constexpr (S == 0)
+      return scaled;
+    else
+      return V::mul(scaled, V::set(kOddUnit));
   }
 
   const Tile* tile = nullptr;

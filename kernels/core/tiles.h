@@ -28,10 +28,10 @@ struct TileQ5_0 {
 struct TileQ4K {
   uint16_t d[16];
   uint16_t dmin[16];
-  uint8_t scale_low[4][16];  ///< [p][r]: low four bits of the scale of sub-blocks 2p, 2p + 1
-  uint8_t min_low[4][16];    ///< likewise of the mins
-  uint8_t high[4][16];       ///< two high bits each: scale 2p, scale 2p + 1, min 2p, min 2p + 1
-  uint8_t nibbles[4][8][64]; ///< [p][l], byte 4r + j: k = 64p + 4l + j low, 32 further high
+  uint8_t scale_low[4][16];   ///< [p][r]: low four bits of the scale of sub-blocks 2p, 2p + 1
+  uint8_t min_low[4][16];     ///< likewise of the mins
+  uint8_t high[4][16];        ///< two high bits each: scale 2p, scale 2p + 1, min 2p, min 2p + 1
+  uint8_t nibbles[4][8][64];  ///< [p][l], byte 4r + j: k = 64p + 4l + j low, 32 further high
 };
 
 /// 16 rows x 256 k, sub-blocks of 16 k; group g covers k = 64g .. 64g + 63, sub-blocks q = 0..3 of
@@ -41,12 +41,12 @@ struct TileQ4K {
 struct TileQ6K {
   uint16_t d[16];
   struct Group {
-    int8_t scales[4][16];      ///< [q][r]
-    uint8_t nibbles[2][4][64]; ///< [h][l], byte 4r + j, i = 32h + 4l + j: low nibble the low four
-                               ///< bits of k = i, high nibble the high four of k = i + 16
-    uint8_t pairs[4][64];      ///< [l], byte 4r + j, i = 4l + j: bits 4-5 the high two of k = i,
-                               ///< 2-3 the low two of i + 16, 6-7 the high two of i + 32, 0-1 the
-                               ///< low two of i + 48
+    int8_t scales[4][16];       ///< [q][r]
+    uint8_t nibbles[2][4][64];  ///< [h][l], byte 4r + j, i = 32h + 4l + j: low nibble the low four
+                                ///< bits of k = i, high nibble the high four of k = i + 16
+    uint8_t pairs[4][64];       ///< [l], byte 4r + j, i = 4l + j: bits 4-5 the high two of k = i,
+                                ///< 2-3 the low two of i + 16, 6-7 the high two of i + 32, 0-1 the
+                                ///< low two of i + 48
   } groups[4];
 };
 

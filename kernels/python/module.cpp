@@ -116,38 +116,45 @@ void dequantize_rows(const PackedMatrix& packed,
 }  // namespace
 
 NB_MODULE(_kernels, m) {
-  m.def("cpu_tier", [] { return spike::tier_name(spike::cpu_tier()); },
-        "Instruction-set tier in use: scalar, avx2 or avx512.");
-  m.def("block_elements", [](const std::string& f) { return spike::block_elements(format_of(f)); },
-        nb::arg("format"));
-  m.def("row_bytes",
-        [](const std::string& f, int64_t k) { return spike::row_bytes(format_of(f), k); },
-        nb::arg("format"), nb::arg("k"));
-  m.def("packed_bytes",
-        [](const std::string& f, int64_t n, int64_t k) {
-          return spike::packed_bytes(format_of(f), n, k);
-        },
-        nb::arg("format"), nb::arg("n"), nb::arg("k"));
-  m.def("largest_value", [](const std::string& f) { return spike::largest_value(format_of(f)); },
-        nb::arg("format"));
+  m.def(
+      "cpu_tier", [] { return spike::tier_name(spike::cpu_tier()); },
+      "Instruction-set tier in use: scalar, avx2 or avx512.");
+  m.def(
+      "block_elements", [](const std::string& f) { return spike::block_elements(format_of(f)); },
+      nb::arg("format"));
+  m.def(
+      "row_bytes",
+      [](const std::string& f, int64_t k) { return spike::row_bytes(format_of(f), k); },
+      nb::arg("format"), nb::arg("k"));
+  m.def(
+      "packed_bytes",
+      [](const std::string& f, int64_t n, int64_t k) {
+        return spike::packed_bytes(format_of(f), n, k);
+      },
+      nb::arg("format"), nb::arg("n"), nb::arg("k"));
+  m.def(
+      "largest_value", [](const std::string& f) { return spike::largest_value(format_of(f)); },
+      nb::arg("format"));
   m.def("quantize", &quantize, nb::arg("x").noconvert(), nb::arg("format"),
         nb::arg("rows").noconvert(), nb::arg("threads"));
   m.def("dequantize", &dequantize, nb::arg("rows").noconvert(), nb::arg("format"),
         nb::arg("x").noconvert(), nb::arg("threads"));
-  m.def("pack",
-        [](ConstBytes rows, const std::string& f, int64_t n, int64_t k, Bytes packed) {
-          const nb::gil_scoped_release released;
-          spike::pack(format_of(f), rows.data(), n, k, packed.data());
-        },
-        nb::arg("rows").noconvert(), nb::arg("format"), nb::arg("n"), nb::arg("k"),
-        nb::arg("packed").noconvert());
-  m.def("unpack",
-        [](ConstBytes packed, const std::string& f, int64_t n, int64_t k, Bytes rows) {
-          const nb::gil_scoped_release released;
-          spike::unpack(format_of(f), packed.data(), n, k, rows.data());
-        },
-        nb::arg("packed").noconvert(), nb::arg("format"), nb::arg("n"), nb::arg("k"),
-        nb::arg("rows").noconvert());
+  m.def(
+      "pack",
+      [](ConstBytes rows, const std::string& f, int64_t n, int64_t k, Bytes packed) {
+        const nb::gil_scoped_release released;
+        spike::pack(format_of(f), rows.data(), n, k, packed.data());
+      },
+      nb::arg("rows").noconvert(), nb::arg("format"), nb::arg("n"), nb::arg("k"),
+      nb::arg("packed").noconvert());
+  m.def(
+      "unpack",
+      [](ConstBytes packed, const std::string& f, int64_t n, int64_t k, Bytes rows) {
+        const nb::gil_scoped_release released;
+        spike::unpack(format_of(f), packed.data(), n, k, rows.data());
+      },
+      nb::arg("packed").noconvert(), nb::arg("format"), nb::arg("n"), nb::arg("k"),
+      nb::arg("rows").noconvert());
   m.def("linear", &linear, nb::arg("x").noconvert(), nb::arg("packed"), nb::arg("bias").none(),
         nb::arg("residual").none(), nb::arg("y").noconvert(), nb::arg("threads"));
   m.def("gated_mlp", &gated_mlp, nb::arg("x").noconvert(), nb::arg("gate"), nb::arg("up"),
@@ -155,11 +162,12 @@ NB_MODULE(_kernels, m) {
         nb::arg("y").noconvert(), nb::arg("threads"));
   m.def("dequantize_rows", &dequantize_rows, nb::arg("packed"), nb::arg("rows").noconvert(),
         nb::arg("out").noconvert());
-  m.def("stream_read",
-        [](ConstBytes data, int threads) {
-          return with_pool(threads, [&](const spike::Parallel& parallel) {
-            return spike::stream_read(parallel, data.data(), data.nbytes());
-          });
-        },
-        nb::arg("data").noconvert(), nb::arg("threads"));
+  m.def(
+      "stream_read",
+      [](ConstBytes data, int threads) {
+        return with_pool(threads, [&](const spike::Parallel& parallel) {
+          return spike::stream_read(parallel, data.data(), data.nbytes());
+        });
+      },
+      nb::arg("data").noconvert(), nb::arg("threads"));
 }
