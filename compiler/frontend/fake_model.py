@@ -56,8 +56,9 @@ def _compute_buffers(model: torch.nn.Module) -> set[int]:
             module._buffers[name] = torch.zeros(old.shape, dtype=old.dtype)
         if not names:
             continue
-        with torch.no_grad():
-            owner._init_weights(module)
+        if hasattr(owner, "_init_weights"):
+            with torch.no_grad():
+                owner._init_weights(module)
         for name in names:
             if module._buffers[name]._version == 0:
                 raise _no_value(f"{path}.{name}" if path else name, owner)
@@ -112,7 +113,7 @@ def _frozen(
     rope = module.config.rope_parameters
     rope = rope if layer_type is None else rope[layer_type]
     if "dynamic" in rope_type:
-        original = rope.get("original_max_position_embeddings") or module.original_max_seq_len
+        original = module.original_max_seq_len
         if longest > original:
             raise _length_dependent(path, original, longest)
         return FROZEN

@@ -141,6 +141,39 @@ def stack(call: Call) -> Lowered:
     return call.emit("concat", *(call.reshape(t, one) for t in tensors), axis=axis)
 
 
+@lowers("copy.default")
+def copy(call: Call) -> Lowered:
+    """The source, in the shape and dtype of what it overwrites."""
+    return call.expand(call.cast(call.tensor("src"), call.type.dtype), call.shape)
+
+
+@lowers("slice_scatter.default")
+def slice_scatter(call: Call) -> Lowered:
+    """What lies before the slice, the source, what lies behind it."""
+    x, source, axis = call.tensor("self"), call.tensor("src"), call.axis()
+    if call["step"] != 1:
+        raise Unsupported("writing to a slice with a step is not in the IR")
+    start = from_start(0 if call["start"] is None else call["start"], x.shape[axis])
+    return _replaced(call, x, source, axis, start)
+
+
+@lowers("select_scatter.default")
+def select_scatter(call: Call) -> Lowered:
+    """As a slice of one."""
+    x, source, axis = call.tensor("self"), call.tensor("src"), call.axis()
+    one = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    start = from_start(call["index"], x.shape[axis])
+    return _replaced(call, x, call.reshape(source, one), axis, start)
+
+
+def _replaced(call: Call, x: Tensor, source: Tensor, axis: int, start: Dim) -> Lowered:
+    """x with the source in place of its elements from `start` on along an axis."""
+    end, size = start + source.shape[axis], x.shape[axis]
+    parts = [call.slice(x, axis, 0, start)] if start != 0 else []
+    parts += [source] + ([call.slice(x, axis, end, size)] if end != size else [])
+    return call.emit("concat", *parts, axis=axis) if len(parts) > 1 else source
+
+
 @lowers("repeat_interleave.self_int")
 def repeat_interleave(call: Call) -> Lowered:
     """Each element several times in a row."""

@@ -112,10 +112,10 @@ def declare(
         doc = (reference.__doc__ or "").strip().split("\n")[0]
         if match[1] in OPS or not doc:
             raise ValueError(f"op {match[1]} is declared twice or has no docstring")
+        specs = _attr_specs("".join(after))
         OPS[match[1]] = Op(
-            match[1], operands, _attr_specs("".join(after)), doc, rule, reference, kind, levels, effect,
-            results,
-        )  # fmt: skip
+            match[1], operands, specs, doc, rule, reference, kind, levels, effect, results
+        )
         return reference
 
     return register
