@@ -136,6 +136,29 @@ def clamp(call: Call) -> Lowered:
     return call.emit("clamp", call.tensor("self"), **given)
 
 
+@lowers("clamp.Tensor")
+def clamp_by_tensors(call: Call) -> Lowered:
+    """Limits that are computed."""
+    x = call.tensor("self")
+    for limit, op in (("min", "maximum"), ("max", "minimum")):
+        if call[limit] is not None:
+            x = call.emit(op, x, call.tensor(limit))
+    return x
+
+
+@lowers("max.other", "min.other")
+def larger_or_smaller(call: Call) -> Lowered:
+    """Elementwise"""
+    op = "maximum" if "max" in call.op else "minimum"
+    return call.emit(op, call.tensor("self"), call.tensor("other"))
+
+
+@lowers("expm1.default")
+def expm1(call: Call) -> Lowered:
+    """e^x - 1; near 0 to the precision of 1, not of the result"""
+    return call.emit("sub", call.emit("exp", call.tensor("self")), 1.0)
+
+
 @lowers("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(call: Call) -> Lowered:
     """condition ? self : other"""

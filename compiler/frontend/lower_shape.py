@@ -224,10 +224,10 @@ def arange(call: Call) -> Lowered:
 @lowers(
     "zeros.default", "ones.default", "full.default", "scalar_tensor.default", "zeros_like.default",
     "ones_like.default", "full_like.default", "new_zeros.default", "new_ones.default",
-    "new_full.default",
+    "new_full.default", "empty.memory_format", "new_empty.default", "empty_like.default",
 )  # fmt: skip
 def full(call: Call) -> Lowered:
-    """Every element the same."""
+    """Every element the same; what is left open (`empty`) is 0."""
     value: Any = call.arguments.get("fill_value", call.arguments.get("s"))
     if value is None:
         value = 1 if "ones" in call.op else 0

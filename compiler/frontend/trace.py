@@ -174,10 +174,12 @@ def _untraceable(model: torch.nn.Module, error: Exception) -> SpikeError:
     cause = " ".join(text.split())[:400]
     name = type(model).__name__
     if "Constraints violated" in text or "specialized" in text:
+        limits = " ".join(line.strip(" -") for line in text.splitlines() if line[:3] == "  -")
         return SpikeError(
             "SPK207",
             "lowering",
-            f"the code of {name} works for one batch, sequence or past length only: {cause}",
+            f"the code of {name} works for some batch (B), step (S) or past (P) lengths only: "
+            f"{(limits or cause)[:600]}",
             "Such a model needs a change in its modelling code; report it with the model type.",
             ExitCode.UNSUPPORTED,
         )

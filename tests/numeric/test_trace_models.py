@@ -12,6 +12,7 @@ import torch
 from spikeinfer.compiler.frontend.lower import lower
 from spikeinfer.compiler.frontend.trace import trace
 from spikeinfer.compiler.ir import Graph, Interpreter, parse_graph, print_graph, verify
+from spikeinfer.errors import SpikeError
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig
 
 LENGTH = 24
@@ -120,6 +121,33 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "gpt_oss-sinks": (
+        "gpt_oss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": 8,
+        },
+    ),
+    "deepseek_v3-mla": (
+        "deepseek_v3",
+        {
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 32,
+            "num_key_value_heads": 4,
+        },
+    ),
 }
 
 
@@ -142,12 +170,12 @@ def _reference(config: PretrainedConfig) -> torch.nn.Module:
     return model
 
 
-def _traced(config: PretrainedConfig) -> Graph:
+def _traced(config: PretrainedConfig, max_positions: int | None = None) -> Graph:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             copy.deepcopy(config), attn_implementation="eager", dtype=torch.float32
         ).eval()
-    return lower(trace(model))
+    return lower(trace(model, max_positions=max_positions))
 
 
 def _steps(graph: Graph, weights: dict[str, torch.Tensor], tokens: torch.Tensor, sizes: list[int]):
@@ -206,3 +234,47 @@ def test_graph_equals_transformers_with_its_own_cache(name: str) -> None:
         for chunk in tokens.split(sizes, 1):
             want.append(model(input_ids=chunk, past_key_values=cache, use_cache=True).logits)
     assert (got - torch.cat(want, 1)).abs().max().item() <= TOLERANCE
+
+
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+
+
+def _dynamic_rope() -> PretrainedConfig:
+    return AutoConfig.for_model("llama", **{**BASE, "rope_parameters": DYNAMIC_ROPE})
+
+
+def test_dynamic_ntk_is_frozen_within_the_original_length() -> None:
+    config = _dynamic_rope()
+    model = _reference(config)
+    tokens = torch.randint(3, 96, (2, LENGTH), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        got = _steps(_traced(config, 64), model.state_dict(), tokens, [LENGTH])
+        want = model(input_ids=tokens, use_cache=False).logits
+    assert (got - want).abs().max().item() <= TOLERANCE
+
+
+def test_dynamic_ntk_beyond_the_original_length_is_refused() -> None:
+    with pytest.raises(SpikeError, match=r"SPK204 .*beyond 64 positions.*--max-seq-len 64"):
+        _traced(_dynamic_rope(), 65)
+
+
+def test_longrope_follows_the_length_that_is_asked_for() -> None:
+    """The same model served short takes the short table."""
+    config = _config("phi3-longrope-long")
+    short, long = (_traced(config, n).constants["model.rotary_emb.inv_freq"] for n in (16, 17))
+    rope = config.rope_parameters
+    assert short.data is not None
+    assert long.data is not None
+    ratio = short.data / long.data
+    expected = torch.tensor(rope["long_factor"]) / torch.tensor(rope["short_factor"])
+    torch.testing.assert_close(torch.from_numpy(ratio), expected, atol=0, rtol=1e-6)
+
+
+def test_nodes_know_their_module() -> None:
+    graph = _traced(_config("gemma3_text"))
+    scopes = {node.scope for node in graph.nodes}
+    assert {"model.layers.1.self_attn", "model.layers.0.mlp.gate_proj", "lm_head"} <= scopes
+    assert {n.scope for n in graph.nodes if n.op == "softmax"} == {
+        "model.layers.0.self_attn",
+        "model.layers.1.self_attn",
+    }
