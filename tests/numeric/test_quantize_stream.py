@@ -136,7 +136,7 @@ def test_the_bytes_do_not_change_from_release_to_release() -> None:
         "q8_0": "24511a4e2881",
         "q5_0": "15a0790213fa",
         "q4_k": "03405a88684f",
-        "q6_k": "ffaf45a3039e",
+        "q6_k": "51526d0141b9",
     }
 
 
