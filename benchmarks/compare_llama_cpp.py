@@ -4,7 +4,9 @@
 
 Accuracy as in `accuracy.py`. Decoding speed: greedy, one stream, the same prompt ids, rounds in
 turn so that both meet the same state of the machine; medians, and the median of the ratios within a
-round. Ratios are ours over llama.cpp's. A side that did not run has no ratio.
+round. Ratios are ours over llama.cpp's. A side that did not run has no ratio, and no time has one
+when other programs took part of the machine: on two busy cores llama.cpp falls to a tenth
+of its speed (162 -> 13 tok/s measured), which says nothing about either program.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -28,8 +31,11 @@ from spikeinfer.compiler.golden.record import random_tokens, tokenize
 from worker import Worker
 
 PEER, OURS = "llama.cpp", "spikeinfer"
+# Share of all cores that other programs may take while both sides wait for a command.
+QUIET = 0.1
 CONTEXTS = (32, 1024)
-# Name, unit, digits; higher or lower is plain from the name.
+# Name and digits; the first five are times or rates.
+TIMED = 5
 ROWS = [
     ("load s", 3),
     ("load to first token s", 3),
@@ -70,6 +76,24 @@ def prompt_ids(checkpoint: Path, count: int) -> list[int]:
     return list(random_tokens(config["vocab_size"], count, "decode"))
 
 
+def busy_share(seconds: float = 1.0) -> float:
+    """Share of the machine's cores in use over a moment; 0 where `/proc/stat` is missing."""
+    before = cpu_times()
+    time.sleep(seconds)
+    after = cpu_times()
+    if not before or not after:
+        return 0.0
+    spent = [b - a for a, b in zip(before, after, strict=True)]
+    idle = spent[3] + spent[4]  # idle and waiting for a disk
+    return 1.0 - idle / max(sum(spent), 1)
+
+
+def cpu_times() -> list[int]:
+    """The machine's time by state since boot, in ticks: user, nice, system, idle, iowait, ..."""
+    path = Path("/proc/stat")
+    return [int(x) for x in path.read_text().split("\n")[0].split()[1:9]] if path.is_file() else []
+
+
 @contextmanager
 def running(commands: dict[str, list[str]]) -> Iterator[dict[str, Worker]]:
     """A child per side."""
@@ -83,9 +107,10 @@ def running(commands: dict[str, list[str]]) -> Iterator[dict[str, Worker]]:
 
 def measure_speed(
     workers: dict[str, Worker], checkpoint: Path, rounds: int, steps: int
-) -> tuple[dict[str, Figures], Figures]:
-    """Median figures per side, and median ratios of ours to the peer within a round."""
+) -> tuple[dict[str, Figures], Figures, float]:
+    """Median figures per side, median ratios of ours to the peer within a round, busiest moment."""
     samples: dict[str, dict[str, list[float]]] = {side: {} for side in workers}
+    busy = busy_share()
     for context in CONTEXTS:
         command = {"do": "decode", "tokens": prompt_ids(checkpoint, context), "steps": steps}
         for turn in range(rounds + 1):
@@ -98,6 +123,7 @@ def measure_speed(
                 if context == CONTEXTS[-1]:
                     key = f"prefill tok/s, {context}"
                     samples[side].setdefault(key, []).append(context / answer["prefill_seconds"])
+        busy = max(busy, busy_share())
     medians = {
         side: {key: statistics.median(values) for key, values in figures.items()}
         for side, figures in samples.items()
@@ -107,7 +133,7 @@ def measure_speed(
         for key, values in samples[OURS].items():
             pairs = zip(values, samples[PEER][key], strict=True)
             ratios[key] = statistics.median(ours / theirs for ours, theirs in pairs)
-    return medians, ratios
+    return medians, ratios, busy
 
 
 def measure_sizes(gguf: Path, engine: Path | None) -> dict[str, Figures]:
@@ -154,11 +180,11 @@ def cpu_lines() -> list[str]:
     return path.read_text().splitlines() if path.is_file() else []
 
 
-def table(figures: dict[str, Figures], ratios: Figures) -> str:
-    """Aligned text; a ratio only where both sides ran."""
+def table(figures: dict[str, Figures], ratios: Figures, quiet: bool) -> str:
+    """Aligned text; a ratio only where both sides ran, for times only on a quiet machine."""
     sides = [PEER, OURS]
     lines = [f"{'':28}" + "".join(f"{side:>14}" for side in sides) + f"{'ratio':>9}"]
-    for name, digits in ROWS:
+    for row, (name, digits) in enumerate(ROWS):
         values = [figures.get(side, {}).get(name) for side in sides]
         if values == [None, None]:
             continue
@@ -166,6 +192,8 @@ def table(figures: dict[str, Figures], ratios: Figures) -> str:
         ratio = ratios.get(name)
         if ratio is None and values[0] and values[1] is not None:
             ratio = values[1] / values[0]
+        if row < TIMED and not quiet:
+            ratio = None
         lines.append(f"{name:28}{cells}" + (f"{ratio:9.3f}" if ratio is not None else f"{'-':>9}"))
     return "\n".join(lines)
 
@@ -184,6 +212,7 @@ def main() -> None:
     figures: dict[str, Figures] = measure_sizes(gguf, arguments.engine)
     ratios: Figures = {}
     result: dict[str, Any] = {"versions": versions(peer, arguments.threads), "figures": figures}
+    busy = busy_share()
     with running(commands) as workers:
         for side, process in workers.items():
             opening = {"do": "open", "model": models[side], "threads": arguments.threads}
@@ -191,9 +220,10 @@ def main() -> None:
             figures[side]["load s"] = answer["load_seconds"]
             figures[side]["load to first token s"] = answer["first_token_seconds"]
         if arguments.only != "accuracy":
-            speed, ratios = measure_speed(
+            speed, ratios, during = measure_speed(
                 workers, arguments.model, arguments.rounds, arguments.steps
             )
+            busy = max(busy, during)
             for side, values in speed.items():
                 figures[side].update(values)
         if arguments.only != "speed":
@@ -201,12 +231,15 @@ def main() -> None:
             result["source perplexity"] = source
             for side, values in measured.items():
                 figures[side].update(values)
-    result["ratios"] = ratios
+    quiet = busy <= QUIET
+    result.update({"busy": busy, "ratios": ratios if quiet else {}})
     print(f"{arguments.model.resolve().name}, llama.cpp {arguments.format}")
     print(", ".join(f"{name} {value}" for name, value in result["versions"].items()))
     if "source perplexity" in result:
         print(f"source (transformers float32): perplexity {result['source perplexity']:.3f}")
-    print(table(figures, ratios))
+    if not quiet:
+        print(f"other programs took up to {busy:.0%} of the cores: times have no ratio")
+    print(table(figures, ratios, quiet))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 
