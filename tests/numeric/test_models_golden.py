@@ -1,6 +1,6 @@
 """The shipped golden sets against transformers on the generated models, and planted wrong readings.
 
-The tiny models are generated here (a second); the real ones are used where they were fetched.
+The tiny models are generated here, which takes a second.
 """
 
 from __future__ import annotations
