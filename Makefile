@@ -5,8 +5,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-# transformers probes for a package named kernels: the checkout's folder must not look like one.
-export PYTHONSAFEPATH := 1
+# Tests start by the pytest script: `python -m pytest` would put the checkout, and with it a folder
+# named like the package `kernels` that transformers probes for, on sys.path.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODELS := .cache/models
 ENGINE := .cache/engines/smollm2
@@ -50,10 +50,10 @@ models: install
 	$(BIN)/python benchmarks/models.py all
 
 test: models
-	$(BIN)/python -m pytest -q tests/unit tests/text tests/numeric tests/engine
+	$(BIN)/pytest -q tests/unit tests/text tests/numeric tests/engine
 
 test-slow: models
-	$(BIN)/python -m pytest -q tests/slow
+	$(BIN)/pytest -q tests/slow
 
 lint: install
 	$(BIN)/ruff check .
