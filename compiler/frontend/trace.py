@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from ...errors import ExitCode, SpikeError
 from .cache_slots import PAST_AXIS, CacheSlot, ConcatCache, cache_from, slots_of
 from .fake_model import make_traceable
+from .in_place import replace_plain_writes
 from .size_branches import refuse_size_branches
 
 BATCH, TOKENS, PAST = 2, 3, 5  # example sizes: distinct, and neither 0 nor 1
@@ -148,8 +149,8 @@ def _export(step: _Step) -> ExportedProgram:
 
 
 def _functional(exported: ExportedProgram) -> ExportedProgram:
-    """The program without in-place ops, which cost a second pass only where there are any."""
-    if any(_mutates(node) for node in exported.graph.nodes):
+    """The program without in-place ops; torch does it where it takes more than renaming."""
+    if not replace_plain_writes(exported.graph):
         exported = exported.run_decompositions({})
     changed = list(exported.graph_signature.buffers_to_mutate.values())
     changed += list(exported.graph_signature.user_inputs_to_mutate.values())
@@ -162,11 +163,6 @@ def _functional(exported: ExportedProgram) -> ExportedProgram:
             ExitCode.UNSUPPORTED,
         )
     return exported
-
-
-def _mutates(node: torch.fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
 
 def _untraceable(model: torch.nn.Module, error: Exception) -> SpikeError:
