@@ -23,7 +23,8 @@ def main() -> None:
     path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
     for language, text in blocks:
         print(f"--- {language}\n{text.rstrip()}\n---", flush=True)
-        command = ["bash", "-euo", "pipefail"] if language == "bash" else ["python"]
+        # -P: the checkout's folders (kernels/ ...) must not pass for packages of other projects.
+        command = ["bash", "-euo", "pipefail"] if language == "bash" else ["python", "-P"]
         subprocess.run(
             [*command, "-c", text], cwd=ROOT, env={**os.environ, "PATH": path}, check=True
         )
