@@ -22,6 +22,7 @@ from .compiler.assembly.settings import (
     row_bytes,
     sequence_limit,
 )
+from .compiler.assembly.tokenizer import compact_tokenizer
 from .compiler.assembly.weights import total_bytes, write_weights
 from .compiler.backends import emit_onnx
 from .compiler.engine import EngineConfig, EngineWriter, Evidence, Manifest
@@ -36,6 +37,7 @@ from .passes.manager import Observer, run_pipeline
 from .passes.validate import ValidatePasses
 from .runtime.engine import SpikeEngine
 
+TOKENIZER = "tokenizer.json"
 SPARE = 64 << 20
 """Bytes of disk besides the weights: graph, tokenizer, page padding."""
 
@@ -149,7 +151,10 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         model = emit_onnx(graph, stored, WEIGHTS, rows, request.tokens_per_block)
         writer.write(MODEL, model.SerializeToString(deterministic=True))
         for path in checkpoint.tokenizer_files():
-            writer.copy(path)
+            if path.name == TOKENIZER:
+                writer.write(TOKENIZER, compact_tokenizer(path))
+            else:
+                writer.copy(path)
         config = engine_config(request, checkpoint, graph, weights.specs, work.reports, plan)
         writer.stage(config, provenance(request, checkpoint))
         tell.phase("golden gate")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,14 +75,13 @@ def load_engine(path: Path, options: LoadOptions) -> LoadedEngine:
     """
     directory = EngineDirectory.open(path, verify=options.verify)
     require_formats(directory, options.quant_config)
-    # Reading a tokenizer takes as long as opening the model, and the latter leaves Python free.
-    with ThreadPoolExecutor(1) as worker:
-        session = worker.submit(_open_session, directory, options)
-        codec = TextCodec.open(directory.path)
-        template = ChatTemplate.open(directory.path, codec.special_tokens) if codec else None
-        generation = read_json(directory.path / GENERATION_CONFIG)
+    session = _open_session(directory, options)
+    # After the session, not beside it: `tokenizers` holds the interpreter while it reads.
+    codec = TextCodec.open(directory.path)
+    template = ChatTemplate.open(directory.path, codec.special_tokens) if codec else None
+    generation = read_json(directory.path / GENERATION_CONFIG)
     return LoadedEngine(
-        session=session.result(),
+        session=session,
         codec=codec,
         template=template,
         eos_ids=_eos_ids(directory.config, generation, codec),

@@ -2,5 +2,6 @@
 
 request.py  what a build is asked to do      progress.py  how it tells what it is doing
 pipeline.py passes for this build            weights.py   constants -> rank0.weights
+tokenizer.py tokenizer.json, compacted
 settings.py config.json and provenance       evidence.py  golden gate -> evidence.json
 """

@@ -1,0 +1,33 @@
+"""tokenizer.json as an engine holds it: the checkpoint's content, in a form that loads faster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def compact_tokenizer(path: Path) -> bytes:
+    """The same tokenizer without white space, and with merges as "a b" where that is unambiguous.
+
+    The `tokenizers` library reads both spellings of merges; strings parse in two thirds of the
+    time. Pairs stay where a token itself contains a space. A file that is not JSON is copied as it
+    is: reading it is the runtime's business.
+    """
+    raw = path.read_bytes()
+    try:
+        content = json.loads(raw)
+    except ValueError:
+        return raw
+    model = content.get("model") if isinstance(content, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if (
+        isinstance(model, dict)
+        and isinstance(merges, list)
+        and all(_plain_pair(merge) for merge in merges)
+    ):
+        model["merges"] = [" ".join(merge) for merge in merges]
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _plain_pair(merge: object) -> bool:
+    return isinstance(merge, list) and len(merge) == 2 and not any(" " in part for part in merge)

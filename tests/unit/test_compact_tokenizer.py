@@ -1,0 +1,43 @@
+"""A compacted tokenizer.json is the same tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from spikeinfer.compiler.assembly.tokenizer import compact_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+TEXT = "low lower lowest — 日本 low\n\n  low"
+
+
+def _tokenizer(spaced: bool) -> Tokenizer:
+    vocab = {"l": 0, "o": 1, "w": 2, "lo": 3, "low": 4, " ": 5, "é": 6, "e": 7}
+    merges = [("l", "o"), ("lo", "w")]
+    if spaced:
+        vocab[" low"] = 8
+        merges.append((" ", "low"))
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    if not spaced:
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+def test_it_is_smaller_and_gives_the_same_ids(tmp_path: Path, spaced: bool) -> None:
+    path = tmp_path / "tokenizer.json"
+    _tokenizer(spaced).save(str(path), pretty=True)
+    compact = compact_tokenizer(path)
+    assert len(compact) < path.stat().st_size
+    first = json.loads(compact)["model"]["merges"][0]
+    assert first == (["l", "o"] if spaced else "l o")
+    before, after = Tokenizer.from_file(str(path)), Tokenizer.from_str(compact.decode())
+    assert after.to_str() == before.to_str()
+    assert after.encode(TEXT).ids == before.encode(TEXT).ids
+
+
+def test_a_file_that_is_not_json_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(b"{not json")
+    assert compact_tokenizer(path) == b"{not json"
