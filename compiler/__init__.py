@@ -1,1 +1,1 @@
-"""To be written."""
+"""The compiler: frontend -> ir -> (passes) -> quantize, backends -> engine; golden measures it."""
