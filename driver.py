@@ -102,8 +102,6 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     tell.phase("passes", sum(len(p.passes) for p in phases), "passes")
     watch = _Watch(request, graph, checkpoint, tell)
     reports = run_pipeline(graph, phases, watch)
-    if request.enable_streaming:
-        require_streaming(reports)
     return _Build(request, checkpoint, quantization, storage, graph, reports)
 
 
@@ -113,7 +111,7 @@ class _Watch(Observer):
     def __init__(
         self, request: BuildRequest, graph: Graph, checkpoint: Checkpoint, tell: Progress
     ) -> None:
-        self.tell = tell
+        self.tell, self.streaming = tell, request.enable_streaming
         self.watchers: list[Observer] = []
         if request.dump_ir is not None:
             self.watchers.append(DumpIr(request.dump_ir, graph))
@@ -127,6 +125,8 @@ class _Watch(Observer):
             watcher.before_pass(step, graph)
 
     def after_pass(self, step: Pass, graph: Graph, report: PassReport) -> None:
+        if self.streaming:
+            require_streaming([report])
         for watcher in self.watchers:
             watcher.after_pass(step, graph, report)
         self.tell.advance(1)

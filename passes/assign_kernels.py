@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..compiler.ir import Graph, Level, Node
+from ..compiler.ir import Constant, DType, Graph, Level, Node, Value
 from ..errors import ExitCode, SpikeError
 from .base import Pass, PassReport
 
@@ -48,7 +48,7 @@ class AssignKernels(Pass):
 
     def run(self, graph: Graph) -> PassReport:
         """Raises SpikeError SPK305 naming every op without a kernel."""
-        missing = [n for n in graph.nodes if self.kernels is not None and n.op not in self.kernels]
+        missing = [n for n in graph.nodes if self.kernels is not None and self._lacks(n)]
         if missing:
             raise _no_kernel(missing)
         for node in graph.nodes:
@@ -58,13 +58,25 @@ class AssignKernels(Pass):
         report.facts["nodes per kernel"] = dict(sorted(counts.items()))
         return report
 
+    def _lacks(self, node: Node) -> bool:
+        """Kernels compute in f32: a value in half precision may only be cast."""
+        assert self.kernels is not None
+        return node.op not in self.kernels or (node.op != "cast" and _half(node))
+
+
+def _half(node: Node) -> bool:
+    tensors = [o for o in node.operands if isinstance(o, Value | Constant)] + node.results
+    return any(t.dtype in (DType.F16, DType.BF16) for t in tensors)
+
 
 def _no_kernel(nodes: list[Node]) -> SpikeError:
-    places = ", ".join(f"{n.op} in {n.scope or 'the model'}" for n in nodes[:5])
+    places = ", ".join(
+        f"{n.op} : {n.results[0].dtype.value} in {n.scope or 'the model'}" for n in nodes[:5]
+    )
     return SpikeError(
         "SPK305",
         "passes",
         f"{len(nodes)} nodes have no kernel in this backend: {places}.",
-        "Build with another --backend, or report the model's type so that the op is added.",
+        "Report the model's type, so that they are added.",
         ExitCode.UNSUPPORTED,
     )

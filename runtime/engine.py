@@ -20,8 +20,10 @@ from .prompts import (
     Prompt,
     RequestOptions,
     checked_ids,
+    checked_text,
     make_request,
     require_codec,
+    require_count,
     too_long,
 )
 from .sequence import Completion
@@ -70,6 +72,13 @@ class SpikeEngine:
         verify: bool = False,
     ) -> None:
         _require_device(device_map)
+        for name, value in (
+            ("max_seq_len", max_seq_len),
+            ("threads", threads),
+            ("max_num_tokens", max_num_tokens),
+            ("kv_cache_memory", kv_cache_memory),
+        ):
+            require_count(name, value)
         source = _one_path(path, model_path)
         if not is_engine(source):
             source = engine_for(source, quant_config, max_seq_len)
@@ -202,9 +211,10 @@ class SpikeEngine:
             float32 ``[len(token_ids), vocab_size]``; row t is the prediction after token t.
 
         Raises:
-            SpikeError: SPK605, SPK606, SPK607, SPK615, SPK616, SPK617.
+            SpikeError: SPK605, SPK606, SPK607, SPK608, SPK615, SPK616, SPK617.
         """
         self._require_open()
+        require_count("chunk_tokens", chunk_tokens)
         ids = checked_ids(token_ids, self.vocab_size)
         if len(ids) > self.max_seq_len:
             raise too_long(len(ids), self.max_seq_len, "to be scored")
@@ -213,11 +223,14 @@ class SpikeEngine:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises SpikeError SPK611 without a tokenizer."""
-        return require_codec(self._loaded, "encode()").encode(text, add_special_tokens)
+        codec = require_codec(self._loaded, "encode()")
+        return codec.encode(checked_text(text), add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids. Raises SpikeError SPK611 without a tokenizer."""
-        return require_codec(self._loaded, "decode()").decode(token_ids, skip_special_tokens)
+        codec = require_codec(self._loaded, "decode()")
+        ids = checked_ids(token_ids, self.vocab_size) if len(token_ids) else []
+        return codec.decode(ids, skip_special_tokens)
 
     def close(self) -> None:
         """End all requests, let go of the model and the cache; then everything raises SPK617."""

@@ -96,6 +96,13 @@ def canonical_formats(quant_config: Mapping[str, str] | None) -> dict[str, str]:
         SpikeError: SPK603, a key other than ``linear`` and ``kv_cache``.
     """
     names = {"linear": FORMAT_NAMES, "kv_cache": KV_FORMAT_NAMES}
+    if quant_config is not None and not isinstance(quant_config, Mapping):
+        raise SpikeError(
+            "SPK603",
+            "quant_config",
+            f"{quant_config!r} is no mapping of parts to formats.",
+            'Give for example {"linear": "q4_k_m", "kv_cache": "f16"}.',
+        )
     given = dict(quant_config or {})
     for key in given:
         if key not in names:

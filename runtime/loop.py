@@ -21,7 +21,7 @@ from .batch import Chunk, step_inputs
 from .blocks import BlockPool, BlockTable
 from .sampling import choose_rows
 from .sequence import Request
-from .session import Session, engine_closed
+from .session import Session, engine_closed, step_failed
 
 # Scored logits of one step: a chunk of 2,048 rows over 262,144 ids would be 2 GiB.
 SCORE_BYTES = 64 << 20
@@ -39,7 +39,7 @@ class BatchLoop:
         self._session = session
         self._limits = session.limits
         most = self._limits.max_num_tokens
-        self._budget = min(most, max_num_tokens or most)
+        self._budget = most if max_num_tokens is None else min(most, max_num_tokens)
         self.pool = BlockPool(self._limits.num_blocks, self._limits.block_size)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -102,11 +102,11 @@ class BatchLoop:
             return
         chunks = [self._chunk(request, count) for request, count in plan]
         try:
-            logits = self._session.step(step_inputs(chunks))
-        except SpikeError as error:
-            self._fail([request for request, _ in plan], error)
-            return
-        self._accept(plan, logits)
+            self._accept(plan, self._session.step(step_inputs(chunks)))
+        except Exception as error:  # whatever it was: a reader must never wait for ever
+            cause = f"{type(error).__name__}: {error}"
+            failure = error if isinstance(error, SpikeError) else step_failed(cause)
+            self._fail([request for request, _ in plan], failure)
         self._forget_finished()
 
     def score(self, tokens: Sequence[int], chunk_tokens: int | None = None) -> NDArray[np.float32]:
@@ -120,7 +120,8 @@ class BatchLoop:
         table = self._promise(len(tokens))
         logits = np.empty((len(tokens), self._limits.vocab_size), np.float32)
         rows = max(1, SCORE_BYTES // (4 * self._limits.vocab_size))
-        size = min(self._budget, rows, chunk_tokens or self._budget)
+        size = min(self._budget, rows)
+        size = size if chunk_tokens is None else min(size, chunk_tokens)
         try:
             for start in range(0, len(tokens), size):
                 part = tokens[start : start + size]

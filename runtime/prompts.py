@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypedDict, cast
 
 import numpy as np
@@ -77,10 +78,39 @@ def prompt_ids(
     """Token ids of a prompt: with the tokenizer's BOS for a text, as they are for ids and chats."""
     if chat:
         codec = require_codec(engine, "chat=True")
-        return codec.encode(_chat_text(engine, prompt, variables), add_special_tokens=False)
+        text = checked_text(_chat_text(engine, prompt, variables))
+        return codec.encode(text, add_special_tokens=False)
     if isinstance(prompt, str):
-        return require_codec(engine, "a text prompt").encode(prompt)
+        return require_codec(engine, "a text prompt").encode(checked_text(prompt))
     return cast("Sequence[int]", prompt)
+
+
+def checked_text(text: str) -> str:
+    """The text, if it is one that UTF-8 can hold; SpikeError SPK607 otherwise."""
+    try:
+        text.encode()
+    except (UnicodeEncodeError, AttributeError):
+        raise _no_prompt(text) from None
+    return text
+
+
+def require_count(name: str, value: object) -> None:
+    """None or a whole number of at least 1; SpikeError SPK608 otherwise."""
+    if value is None:
+        return
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+        raise SpikeError(
+            "SPK608", name, f"{name}={value!r} is out of range.", "Give a whole number above 0."
+        )
+
+
+def _no_prompt(given: object) -> SpikeError:
+    return SpikeError(
+        "SPK607",
+        "prompt",
+        f"expected text or a list of token ids, found {type(given).__name__} {ascii(given)[:60]}.",
+        "Pass a str without lone surrogates, a list of ids, or messages with chat=True.",
+    )
 
 
 def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
@@ -89,7 +119,12 @@ def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
     Raises:
         SpikeError: SPK605, there are none; SPK607, one is no id of this model.
     """
-    values = np.asarray(ids)
+    if not isinstance(ids, Sequence | np.ndarray):
+        raise _no_prompt(ids)
+    try:
+        values = np.asarray(ids)
+    except (ValueError, OverflowError):  # ragged, or ids of more than 64 bits
+        raise _no_prompt(ids) from None
     if values.size == 0:
         raise SpikeError(
             "SPK605", "prompt", "the prompt has no tokens.", "Give at least one token."
@@ -145,4 +180,6 @@ def _chat_text(engine: LoadedEngine, prompt: Prompt, variables: Mapping[str, Any
             "Send a plain prompt without chat=True.",
         )
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
+        raise _no_prompt(prompt)
     return engine.template.render(cast("Sequence[Message]", messages), **variables)

@@ -7,14 +7,24 @@ the caller's back; `SpikeEngine.generation_defaults` offers its values for passi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SpikeError
 from .logits import candidates, penalise_generated, penalise_repetition
+
+_REAL_OPTIONS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,18 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("top_k", "max_tokens", "seed"):
+            value = getattr(self, name)
+            absent = value is None and name != "top_k"
+            _require(absent or _is_a(value, Integral), name, self, "a whole number")
+        for name in _REAL_OPTIONS:
+            _require(_is_a(getattr(self, name), Real), name, self, "a number")
+        _require(_is_list_of(self.stop_token_ids, Integral), "stop_token_ids", self, "token ids")
+        strings = self.stop is None or isinstance(self.stop, str) or _is_list_of(self.stop, str)
+        _require(strings, "stop", self, "a string or a list of strings")
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self, "at least 1")
         _require(_finite(self.temperature) and self.temperature >= 0, "temperature", self, ">= 0")
         _require(self.top_k >= 0, "top_k", self, "0 (off) or more")
@@ -181,6 +203,16 @@ def check_best(logit: float) -> None:
             "The engine overflowed on this prompt; check it with `spike golden check`, "
             "or build it with a wider dtype.",
         )
+
+
+def _is_a(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _is_list_of(values: object, kind: type) -> bool:
+    if isinstance(values, str) or not isinstance(values, Collection):
+        return False
+    return all(_is_a(value, kind) for value in values)
 
 
 def _finite(value: float) -> bool:

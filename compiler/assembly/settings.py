@@ -56,7 +56,15 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
 
 def sequence_limit(request: BuildRequest, checkpoint: Checkpoint) -> int:
     """Tokens of one sequence. Raises SPK803 if the request exceeds what the model was made for."""
-    own = int(getattr(text_config(checkpoint), "max_position_embeddings", None) or LONGEST)
+    stated = getattr(text_config(checkpoint), "max_position_embeddings", None)
+    own = LONGEST if stated is None else int(stated)
+    if own < 1:
+        raise SpikeError(
+            "SPK122",
+            "checkpoint",
+            f"config.json states max_position_embeddings = {own}.",
+            "Correct it: it is how many tokens the model was made for.",
+        )
     if request.max_seq_len is None:
         return min(own, LONGEST)
     if request.max_seq_len > own:

@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
+from ...errors import SpikeError
+
 
 def compact_tokenizer(path: Path) -> bytes:
     """The same tokenizer without white space, and with merges as "a b" where that is unambiguous.
 
     The `tokenizers` library reads both spellings of merges; strings parse in two thirds of the
-    time. Pairs stay where a token itself contains a space. A file that is not JSON is copied as it
-    is: reading it is the runtime's business.
+    time. Pairs stay where a token itself contains a space.
+
+    Raises:
+        SpikeError: SPK128, the `tokenizers` library cannot read the file.
     """
-    raw = path.read_bytes()
     try:
-        content = json.loads(raw)
-    except ValueError:
-        return raw
+        Tokenizer.from_file(str(path))
+        content = json.loads(path.read_bytes())
+    except Exception as error:  # the library raises bare Exception for every cause
+        raise SpikeError(
+            "SPK128",
+            "checkpoint",
+            f"{path} is no tokenizer: {error}.",
+            "Download it again, or remove it: the engine then takes token ids only.",
+        ) from error
     model = content.get("model") if isinstance(content, dict) else None
     merges = model.get("merges") if isinstance(model, dict) else None
     if (

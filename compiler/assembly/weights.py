@@ -76,8 +76,6 @@ def _values(const: Constant, checkpoint: Checkpoint) -> torch.Tensor:
     values = checkpoint.load(const.parameter)
     if const.transposed:
         values = values.t()
-    if const.rows:
-        values = values[slice(*const.rows)]
     if const.rows is not None:
         values = values[slice(*const.rows)]
     if const.plus:

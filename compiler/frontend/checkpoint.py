@@ -20,6 +20,7 @@ Errors (each a `SpikeError`, exit code 3, before anything is written):
     SPK112  two different weight sets              SPK125  one parameter stored twice, differently
     SPK113  only an adapter                        SPK126  a file can't be read
                                                    SPK127  --model-type contradicts config.json
+                                                   SPK128  tokenizer unreadable (when copied)
 """
 
 from __future__ import annotations

@@ -6,15 +6,17 @@ absolute, as the golden gate's own limit for float32.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from spikeinfer import SpikeEngine
+from spikeinfer import ExitCode, SpikeEngine, SpikeError
 from spikeinfer.driver import BuildRequest, BuildResult, build
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BloomConfig, Phi3Config
 
 MODELS = Path(__file__).parents[2] / ".cache" / "models"
 TINY = ("tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-gpt2")
@@ -121,3 +123,44 @@ def test_the_announced_snippet_on_both_kinds_of_path(
         text = engine.generate(prompt="The sky is", temperature=0.7, top_p=0.95, max_tokens=8)
         assert isinstance(text, str)
         engine.close()
+
+
+def test_packed_gate_and_up_are_stored_apart(tmp_path: Path) -> None:
+    """phi3 keeps gate and up in one matrix; the engine reads some of its rows as each."""
+    torch.manual_seed(0)
+    config = Phi3Config(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        original_max_position_embeddings=128,
+        pad_token_id=0,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "phi3")
+    request = BuildRequest(
+        tmp_path / "phi3", tmp_path / "engine", dtype="float32", enable_streaming=True
+    )
+    assert build(request).evidence.status == "passed"
+
+
+def test_not_a_number_fails_the_gate(tmp_path: Path) -> None:
+    """A model whose logits are NaN is no crash of the gate: exit 4, nothing published."""
+    source = tmp_path / "nan"
+    shutil.copytree(MODELS / "tiny-llama", source)
+    config = json.loads((source / "config.json").read_text())
+    config["rms_norm_eps"] = -1e9
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpikeError, match="SPK580") as caught:
+        build(BuildRequest(source, tmp_path / "engine", enable_streaming=True))
+    assert caught.value.exit_code == ExitCode.GOLDEN_FAILED
+    assert not (tmp_path / "engine").exists()
+
+
+def test_what_cannot_stream_names_the_blocking_node(tmp_path: Path) -> None:
+    config = BloomConfig(vocab_size=256, hidden_size=64, n_layer=2, n_head=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "bloom")
+    with pytest.raises(SpikeError, match=r"SPK306 .*flatten-tokens refuses"):
+        build(BuildRequest(tmp_path / "bloom", tmp_path / "engine", enable_streaming=True))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from spikeinfer.compiler.assembly.tokenizer import compact_tokenizer
+from spikeinfer.errors import SpikeError
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 TEXT = "low lower lowest — 日本 low\n\n  low"
@@ -37,7 +38,9 @@ def test_it_is_smaller_and_gives_the_same_ids(tmp_path: Path, spaced: bool) -> N
     assert after.encode(TEXT).ids == before.encode(TEXT).ids
 
 
-def test_a_file_that_is_not_json_stays_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"{not json", b"{}", b"\xff"])
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.json"
-    path.write_bytes(b"{not json")
-    assert compact_tokenizer(path) == b"{not json"
+    path.write_bytes(content)
+    with pytest.raises(SpikeError, match=r"SPK128 .*is no tokenizer"):
+        compact_tokenizer(path)
