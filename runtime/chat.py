@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,20 +29,21 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
-    """A compiled template.
+    """A template, compiled when the first conversation needs it: plain prompts never do.
 
     Args:
         source: jinja2 text.
         special_tokens: variables such as ``bos_token`` that every rendering sees.
-
-    Raises:
-        SpikeError: SPK612, the template does not compile.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._source = source
         self._special_tokens = dict(special_tokens)
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
         try:
-            self._template = _environment().from_string(source)
+            return _environment().from_string(self._source)
         except jinja2.TemplateError as error:
             raise _template_error(error) from error
 
@@ -70,11 +72,12 @@ class ChatTemplate:
             variables: what else the template knows (``enable_thinking`` ...).
 
         Raises:
-            SpikeError: SPK612, the template refused these messages or failed.
+            SpikeError: SPK612, the template does not compile, refused these messages or failed.
         """
         values = {**self._special_tokens, **_plain(variables)}
+        template = self._template
         try:
-            return self._template.render(
+            return template.render(
                 messages=[_normalised(message) for message in messages],
                 tools=_plain(tools),
                 documents=_plain(values.pop("documents", None)),

@@ -11,6 +11,7 @@ from typing import Any
 from ..compiler.engine.config import EngineConfig
 from ..compiler.engine.directory import EngineDirectory
 from ..errors import SpikeError
+from ..kernels import ops_library
 from .chat import ChatTemplate
 from .functional_session import FunctionalSession
 from .kv_pool import session_limits
@@ -135,8 +136,6 @@ def require_formats(directory: EngineDirectory, quant_config: Mapping[str, str] 
 
 
 def _open_session(directory: EngineDirectory, options: LoadOptions) -> Session:
-    from ..kernels import ops_library
-
     config = directory.config
     max_seq_len = effective_seq_len(config.build_config.max_seq_len, options.max_seq_len)
     limits = session_limits(config, max_seq_len, options.kv_cache_memory)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
 
 import numpy as np
@@ -142,7 +143,6 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
         self._params = params
-        self._rng = np.random.Generator(np.random.PCG64(params.seed))
         self._generated = TokenCounts()
         self._seen = TokenCounts(prompt if params.repetition_penalty != 1.0 else ())
 
@@ -159,11 +159,16 @@ class Sampler:
         check_best(float(row[token]))
         if params.temperature > 0:
             left = candidates(row, params.temperature, params.top_k, params.top_p, params.min_p)
-            token = left.draw(self._rng.random())
+            token = left.draw(self._random.random())
         if params.penalises:
             self._generated.add(token)
             self._seen.add(token)
         return token
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        """Made when first drawn from: greedy requests need none, and numpy.random loads slowly."""
+        return np.random.Generator(np.random.PCG64(self._params.seed))
 
     def _penalised(self, row: NDArray[np.float32]) -> NDArray[np.float32]:
         params, row, generated = self._params, row.copy(), self._generated
