@@ -15,8 +15,8 @@ def read_json_object(path: Path, code: str) -> dict[str, Any]:
 
     Raises: `code` if it isn't one; SPK107 for a git-LFS pointer; SPK126 if it can't be read.
     """
-    if path.exists() and not path.is_file():  # a named pipe would block for ever
-        raise _invalid(path, code, "isn't a regular file")
+    if path.is_fifo():  # reading a named pipe would block for ever
+        raise _invalid(path, code, "is a named pipe, not a file")
     try:
         if is_lfs_pointer(path):
             raise lfs_pointer_error(path)

@@ -144,6 +144,12 @@ def test_config_is_a_directory(single: Path) -> None:
     refused(single, "SPK126", "config.json", "can't be read")
 
 
+def test_config_is_a_named_pipe(single: Path) -> None:
+    (single / "config.json").unlink()
+    os.mkfifo(single / "config.json")
+    refused(single, "SPK105", "config.json", "named pipe")
+
+
 @pytest.mark.parametrize("name", ["config.json", SINGLE, "tokenizer.json"])
 def test_lfs_pointer(single: Path, name: str) -> None:
     (single / name).write_bytes(LFS)
