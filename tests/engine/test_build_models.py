@@ -22,6 +22,7 @@ MODELS = Path(__file__).parents[2] / ".cache" / "models"
 TINY = ("tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-gpt2")
 REAL = ("SmolLM2-135M-Instruct", "gemma-3-270m")
 LOGIT_TOLERANCE = 1e-3
+PREFILL, DECODE = 16, 64
 
 
 @pytest.fixture(params=(*TINY, *REAL))
@@ -54,7 +55,7 @@ def test_prefill_chunks_decode_and_ragged_batches_equal_the_source(
 ) -> None:
     engine, model = built
     rng = np.random.default_rng(0)
-    length = min(40, engine.max_seq_len)
+    length = min(PREFILL + DECODE, engine.max_seq_len)
     ids = rng.integers(5, engine.vocab_size, length).tolist()
     expected = _source_logits(model, ids)
     whole = engine.score(ids)
