@@ -7,6 +7,7 @@ the copying the streaming ABI exists to avoid: this one is for comparison and fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,11 @@ class FunctionalSession:
         limits: SessionLimits,
         ops_library: Path | None,
         threads: int,
+        reading: Callable[[], None] = lambda: None,
     ) -> None:
         self._limits = limits
         self._states = config.spike.states
-        self._session = open_session(model, ops_library, threads)
+        self._session = open_session(model, ops_library, threads, reading)
         names_in = {state.input for state in self._states}
         self._outputs = ["logits", *(state.output for state in self._states)]
         require_names(self._session, {"tokens", "positions", *names_in}, set(self._outputs), model)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from ..compiler.engine.config import EngineConfig
@@ -76,9 +78,7 @@ def load_engine(path: Path, options: LoadOptions) -> LoadedEngine:
     """
     directory = EngineDirectory.open(path, verify=options.verify)
     require_formats(directory, options.quant_config)
-    session = _open_session(directory, options)
-    # After the session, not beside it: `tokenizers` holds the interpreter while it reads.
-    codec = TextCodec.open(directory.path)
+    session, codec = _open_session_and_codec(directory, options)
     template = ChatTemplate.open(directory.path, codec.special_tokens) if codec else None
     generation = read_json(directory.path / GENERATION_CONFIG)
     return LoadedEngine(
@@ -135,13 +135,34 @@ def require_formats(directory: EngineDirectory, quant_config: Mapping[str, str] 
             )
 
 
-def _open_session(directory: EngineDirectory, options: LoadOptions) -> Session:
+def _open_session_and_codec(
+    directory: EngineDirectory, options: LoadOptions
+) -> tuple[Session, TextCodec | None]:
+    """Both at once: `tokenizers` holds the interpreter while it reads, ONNX Runtime doesn't."""
+    graph_reading = Event()
+
+    def open_codec() -> TextCodec | None:
+        graph_reading.wait()
+        return TextCodec.open(directory.path)
+
+    with ThreadPoolExecutor(1) as beside:
+        codec = beside.submit(open_codec)
+        try:
+            session = _open_session(directory, options, graph_reading.set)
+        finally:
+            graph_reading.set()
+        return session, codec.result()
+
+
+def _open_session(
+    directory: EngineDirectory, options: LoadOptions, reading: Callable[[], None]
+) -> Session:
     config = directory.config
     max_seq_len = effective_seq_len(config.build_config.max_seq_len, options.max_seq_len)
     limits = session_limits(config, max_seq_len, options.kv_cache_memory)
     kind = StreamingSession if config.spike.abi == "streaming" else FunctionalSession
     threads = options.threads or default_threads()
-    return kind(directory.model_path, config, limits, ops_library(), threads)
+    return kind(directory.model_path, config, limits, ops_library(), threads, reading)
 
 
 def effective_seq_len(capacity: int, wanted: int | None) -> int:

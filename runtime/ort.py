@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,19 @@ from ..errors import SpikeError
 FATAL_ONLY = 4  # of ORT's log levels; its errors are raised, and reported once
 
 
-def open_session(model: Path, ops_library: Path | None, threads: int) -> Any:
+def open_session(
+    model: Path,
+    ops_library: Path | None,
+    threads: int,
+    reading: Callable[[], None] = lambda: None,
+) -> Any:
     """An `onnxruntime.InferenceSession` over the model.
 
     Args:
         model: the ONNX file; its external data lies beside it.
         ops_library: shared library with the domain ``spike``; None when the graph has no such ops.
         threads: of the pool that kernels share, the caller's included.
+        reading: called just before the model is read, which leaves the interpreter free.
 
     Raises:
         SpikeError: SPK614, ONNX Runtime refused it.
@@ -28,6 +35,7 @@ def open_session(model: Path, ops_library: Path | None, threads: int) -> Any:
     try:
         if ops_library is not None:
             options.register_custom_ops_library(str(ops_library))
+        reading()
         return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
         raise SpikeError(

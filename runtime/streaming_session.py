@@ -6,6 +6,7 @@ when a shape changes) and runs; the pools never move and are never copied.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class StreamingSession:
         limits: pool size and step limits.
         ops_library: our kernels.
         threads: for the kernels.
+        reading: see `open_session`.
 
     Raises:
         SpikeError: SPK614, the model can't be loaded or has another interface.
@@ -43,10 +45,11 @@ class StreamingSession:
         limits: SessionLimits,
         ops_library: Path | None,
         threads: int,
+        reading: Callable[[], None] = lambda: None,
     ) -> None:
         states = config.spike.states
         self._limits = limits
-        self._session = open_session(model, ops_library, threads)
+        self._session = open_session(model, ops_library, threads, reading)
         inputs = {*STEP_INPUTS, *(state.input for state in states)}
         require_names(self._session, inputs, {LOGITS, *(state.output for state in states)}, model)
         self._binding: Any = self._session.io_binding()
