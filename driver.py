@@ -35,6 +35,7 @@ from .errors import ExitCode, SpikeError
 from .passes.base import Pass, PassReport
 from .passes.manager import Observer, run_pipeline
 from .passes.validate import ValidatePasses
+from .runtime.chat import ChatTemplate
 from .runtime.engine import SpikeEngine
 
 TOKENIZER = "tokenizer.json"
@@ -91,6 +92,7 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     checkpoint = Checkpoint.open(request.model, request.model_type)
     for note in checkpoint.notes:
         tell.note(note)
+    _check_chat_template(checkpoint.path)
     stored = next(iter(checkpoint.parameters.values())).dtype
     dtype = str(stored).removeprefix("torch.") if request.dtype == "auto" else request.dtype
     quantization = Quantization.parse(request.quantization, dtype)
@@ -103,6 +105,20 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     watch = _Watch(request, graph, checkpoint, tell)
     reports = run_pipeline(graph, phases, watch)
     return _Build(request, checkpoint, quantization, storage, graph, reports)
+
+
+def _check_chat_template(checkpoint: Path) -> None:
+    """Raises SPK129 for a template that no conversation could use."""
+    try:
+        if template := ChatTemplate.open(checkpoint, {}):
+            template.check()
+    except SpikeError as error:
+        raise SpikeError(
+            "SPK129",
+            "checkpoint",
+            f"the chat template in {checkpoint} can't be used: {error.what}.",
+            "Download it again, or remove it: the engine then takes plain prompts only.",
+        ) from error
 
 
 class _Watch(Observer):

@@ -49,12 +49,23 @@ class ChatTemplate:
 
     @classmethod
     def open(cls, directory: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-        """The template of an engine directory: chat_template.jinja before tokenizer_config.json."""
+        """The template of an engine or checkpoint: chat_template.jinja, or tokenizer_config.json's.
+
+        Raises:
+            SpikeError: SPK612, the file isn't UTF-8.
+        """
         path = directory / TEMPLATE_FILE
         if path.is_file():
-            return cls(path.read_text("utf-8"), special_tokens)
+            try:
+                return cls(path.read_text("utf-8"), special_tokens)
+            except UnicodeDecodeError as error:
+                raise _template_error(error) from error
         source = _default_template(read_json(directory / TOKENIZER_CONFIG_FILE))
         return None if source is None else cls(source, special_tokens)
+
+    def check(self) -> None:
+        """Compiles the template now. Raises SpikeError SPK612 if it is no template."""
+        _ = self._template
 
     def render(
         self,
@@ -152,8 +163,8 @@ def _default_template(config: Mapping[str, Any]) -> str | None:
     """``chat_template`` of tokenizer_config.json: a string, or a list of named ones."""
     value = config.get("chat_template")
     if isinstance(value, list):
-        named = {entry["name"]: entry["template"] for entry in value}
-        value = named.get("default")
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        value = next((e.get("template") for e in entries if e.get("name") == "default"), None)
     return value if isinstance(value, str) else None
 
 

@@ -21,6 +21,7 @@ Errors (each a `SpikeError`, exit code 3, before anything is written):
     SPK113  only an adapter                        SPK126  a file can't be read
                                                    SPK127  --model-type contradicts config.json
                                                    SPK128  tokenizer unreadable (when copied)
+                                                   SPK129  chat template broken (by the driver)
 """
 
 from __future__ import annotations

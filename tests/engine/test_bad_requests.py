@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,3 +99,17 @@ def test_decode_and_quant_config_refuse_other_things(engine: SpikeEngine, direct
     with pytest.raises(SpikeError, match="SPK603"):
         SpikeEngine(directory, quant_config="q4")  # type: ignore[arg-type]
     assert np.isfinite(engine.score([5, 6])).all()
+
+
+@pytest.mark.parametrize(
+    ("template", "words"), [(b"{% if %}", "TemplateSyntaxError"), (b"\xff\xfe", "UnicodeDecode")]
+)
+def test_a_broken_chat_template_is_refused_before_work(
+    template: bytes, words: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "model"
+    shutil.copytree(TINY, source)
+    (source / "chat_template.jinja").write_bytes(template)
+    with pytest.raises(SpikeError, match=f"SPK129 checkpoint: the chat template .*{words}"):
+        build(BuildRequest(source, tmp_path / "engine", golden="off"))
+    assert not (tmp_path / "engine").exists()
