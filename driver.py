@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from . import __version__
 from .compiler.assembly.evidence import Scorers, limits, measure
+from .compiler.assembly.memory import memory_report
 from .compiler.assembly.pipeline import DumpIr, Storage, passes_for, require_streaming
 from .compiler.assembly.progress import Progress
 from .compiler.assembly.request import BuildRequest
@@ -47,7 +49,7 @@ __all__ = ["BuildRequest", "BuildResult", "Progress", "build"]
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build gave. `manifest` is None for a dry run."""
+    """What a build gave. `manifest` is None for a dry run; `memory` as in the engine's report."""
 
     output_dir: Path
     config: EngineConfig | None
@@ -55,6 +57,7 @@ class BuildResult:
     reports: list[PassReport]
     plan: StoragePlan
     weight_bytes: int
+    memory: Mapping[str, object]
     manifest: Manifest | None = None
 
 
@@ -65,6 +68,7 @@ class _Build:
     quantization: Quantization
     storage: Storage
     graph: Graph
+    memory: Mapping[str, object]
     reports: list[PassReport] = field(default_factory=list)
 
 
@@ -80,9 +84,8 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
     assert work.storage.plan is not None
     size = total_bytes(work.graph)
     if request.dry_run:
-        return BuildResult(
-            request.output_dir, None, Evidence("off"), work.reports, work.storage.plan, size
-        )
+        plan, off = work.storage.plan, Evidence("off")
+        return BuildResult(request.output_dir, None, off, work.reports, plan, size, work.memory)
     return _assemble(work, work.storage.plan, size, tell)
 
 
@@ -104,7 +107,8 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     tell.phase("passes", sum(len(p.passes) for p in phases), "passes")
     watch = _Watch(request, graph, checkpoint, tell)
     reports = run_pipeline(graph, phases, watch)
-    return _Build(request, checkpoint, quantization, storage, graph, reports)
+    memory = memory_report(graph, request, longest)
+    return _Build(request, checkpoint, quantization, storage, graph, memory, reports)
 
 
 def _check_chat_template(checkpoint: Path) -> None:
@@ -171,13 +175,17 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
                 writer.write(TOKENIZER, compact_tokenizer(path))
             else:
                 writer.copy(path)
-        config = engine_config(request, checkpoint, graph, weights.specs, work.reports, plan)
+        config = engine_config(
+            request, checkpoint, graph, weights.specs, work.reports, plan, work.memory
+        )
         writer.stage(config, provenance(request, checkpoint))
         tell.phase("golden gate")
         evidence = _gate(work, writer, tell)
         tell.phase("publish")
         manifest = writer.publish()
-    return BuildResult(request.output_dir, config, evidence, work.reports, plan, size, manifest)
+    return BuildResult(
+        request.output_dir, config, evidence, work.reports, plan, size, work.memory, manifest
+    )
 
 
 def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence:

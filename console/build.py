@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..compiler.assembly.request import BuildRequest
 from .options import require_build_extra
@@ -47,6 +48,7 @@ def outcome(request: BuildRequest, result: BuildResult, seconds: float) -> dict[
         "weight_bytes": result.weight_bytes,
         "bits_per_weight": result.plan.bits_per_weight,
         "storage": result.plan.table(),
+        "memory_plan": dict(result.memory),
         "passes": dict(_fired(result)),
         "golden": {
             "status": result.evidence.status,
@@ -84,6 +86,17 @@ def config_rows(config: EngineConfig) -> list[tuple[str, object]]:
     ]  # fmt: skip
 
 
+def memory_line(memory: Mapping[str, Any]) -> str:
+    """The memory plan in one line; empty for an engine from before there was one."""
+    if "peak" not in memory:
+        return f"not planned: {memory['not planned']}" if memory else ""
+    ratio = memory["peak"] / max(1, memory["lower bound"])
+    return (
+        f"{size(memory['peak'])} of temporaries for {memory['tokens']} tokens in "
+        f"{memory['buffers']} buffers, {ratio:.2f}x the least possible"
+    )
+
+
 def golden_line(evidence: Evidence) -> str:
     """Status and the first figures; `spike inspect` shows all of them with their limits."""
     if evidence.status == "off":
@@ -114,6 +127,7 @@ def plan_text(request: BuildRequest, result: BuildResult) -> str:
             section(f"Storage ({plan.quantization.value})", table(header, rows)),
             section("Passes", table(("Pass", "#Fired"), fired)),
             section("Near misses", table(("Pass", "Where", "Why not"), misses) if misses else ""),
+            section("Memory of one step", memory_line(result.memory)),
             f"Dry run of {Path(request.model).name}: {total}",
         ]
     )

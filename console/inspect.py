@@ -12,7 +12,7 @@ from typing import Any
 
 from ..compiler.engine import EngineDirectory, WeightSpec
 from ..errors import ExitCode
-from .build import config_rows
+from .build import config_rows, memory_line
 from .tables import facts, section, sections, size, table
 from .terminal import Terminal
 
@@ -55,9 +55,15 @@ def report_text(engine: EngineDirectory) -> str:
             section("Weights by role", _roles(spike.weights)),
             section("Golden check", _golden(evidence_of(engine))),
             section("Passes that fired", _fired(engine)),
+            section("Memory of one step", memory_line(_memory(engine))),
             section("Notes", lines),
         ]
     )
+
+
+def _memory(engine: EngineDirectory) -> Mapping[str, Any]:
+    plan = engine.config.spike.report.get("memory plan")
+    return plan if isinstance(plan, Mapping) else {}
 
 
 def _roles(weights: tuple[WeightSpec, ...]) -> str:

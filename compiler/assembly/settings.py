@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -115,6 +115,7 @@ def engine_config(
     weights: Sequence[WeightSpec],
     reports: Sequence[PassReport],
     plan: StoragePlan,
+    memory: Mapping[str, object],
 ) -> EngineConfig:
     """The whole of config.json."""
     vocab = graph.outputs[0].shape[-1]
@@ -131,7 +132,7 @@ def engine_config(
             weights=tuple(weights),
             precision=_precision(graph),
             passes=tuple(map(_entry, reports)),
-            report=_report(checkpoint, reports, plan),
+            report=_report(checkpoint, reports, plan, memory),
         ),
     )
 
@@ -206,13 +207,17 @@ def _entry(report: PassReport) -> PassEntry:
 
 
 def _report(
-    checkpoint: Checkpoint, reports: Sequence[PassReport], plan: StoragePlan
+    checkpoint: Checkpoint,
+    reports: Sequence[PassReport],
+    plan: StoragePlan,
+    memory: Mapping[str, object],
 ) -> dict[str, object]:
     return {
         "notes": list(checkpoint.notes),
         "unused tensors": list(checkpoint.unused),
         "storage": plan.table(),
         "bits per weight": round(plan.bits_per_weight, 4),
+        "memory plan": dict(memory),
         "facts": {r.name: r.facts for r in reports if r.facts},
     }
 
