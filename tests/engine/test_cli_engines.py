@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -91,6 +92,7 @@ def test_a_dry_run_writes_nothing(checkpoint: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Storage (q4_k_m)" in done.stdout
     assert "nothing was written" in done.stdout
+    assert re.search(r"\nMemory of one step\n[\d.]+ [kM]B of temporaries for \d+ ", done.stdout)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -194,10 +196,15 @@ def test_no_command_on_an_engine_imports_torch(engine: Path, words: list[str]) -
     assert done.returncode == 0, done.stderr
 
 
+def _plan(report: Any) -> Any:
+    return report["config"]["spike"]["report"]["memory plan"]
+
+
 @pytest.mark.parametrize(
     ("view", "text", "pick"),
     [
         ("report", "Weights by role", lambda d: d["evidence"]["status"] == "passed"),
+        ("report", "Memory of one step", lambda d: _plan(d)["peak"] >= _plan(d)["lower bound"] > 0),
         ("weights", "model.layers.0.mlp.down_proj.weight", lambda d: d[0]["offset"] % 4096 == 0),
         ("precision", "cached rows", lambda d: d[0]["dtype"] == "f32"),
         ("passes", "raise-rope", lambda d: any(e["name"] == "alias-kv" for e in d)),
