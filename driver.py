@@ -136,8 +136,9 @@ class _Watch(Observer):
         if request.dump_ir is not None:
             self.watchers.append(DumpIr(request.dump_ir, graph))
         if request.verify_passes:
+            longest = sequence_limit(request, checkpoint)
             self.watchers.append(
-                ValidatePasses(checkpoint.load, sequence_limit(request, checkpoint))
+                ValidatePasses(checkpoint.load, longest, repro=_repro_directory(request))
             )
 
     def before_pass(self, step: Pass, graph: Graph) -> None:
@@ -154,6 +155,13 @@ class _Watch(Observer):
     def after_phase(self, phase: str, graph: Graph) -> None:
         for watcher in self.watchers:
             watcher.after_phase(phase, graph)
+
+
+def _repro_directory(request: BuildRequest) -> Path:
+    """Where --verify-passes writes what reproduces a failure."""
+    if request.dump_ir is not None:
+        return request.dump_ir / "repro"
+    return request.output_dir.with_name(f"{request.output_dir.name}.repro")
 
 
 def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> BuildResult:
