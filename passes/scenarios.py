@@ -3,7 +3,7 @@
 Functional and ragged graphs are driven through their own interface, so a pass that changes the
 interface is compared too. Adversaries: an empty cache and one longer than any window, prompts in
 chunks and token by token, several ragged sequences with interleaved blocks, large positions,
-embeddings with outliers and tiny ones (where a norm's eps decides). A ragged graph's pools are
+embeddings with outliers, and tiny matrices (where a norm's eps decides, in every layer). A ragged graph's pools are
 filled with NaN first, so a read of a row that was never written shows; its logits are asked for
 backwards and one of them twice, so that rows cannot be taken for tokens.
 """
@@ -23,7 +23,7 @@ from ..compiler.ir import Constant, Graph, Interpreter, Node, PagedState, State,
 BLOCK = 4
 LONGEST_PAST = 4099
 """Rows of the long cache: beyond the windows that models use (up to 4096)."""
-OUTLIER, TINY = 40.0, 1e-3
+OUTLIER, TINY = 40.0, 0.03
 TOKENS, ROWS = symbol("T"), symbol("R")
 Tensor = Any
 Parameters = Callable[[str], Tensor]
@@ -50,12 +50,12 @@ class Scenario:
     """Sequences that run together.
 
     Args:
-        embeddings: ``plain``, ``outliers`` (one channel of each table is OUTLIER times as large) or
-            ``tiny`` (all of it is scaled by TINY).
+        weights: ``plain``, ``outliers`` (one channel of each embedding is OUTLIER times as large)
+            or ``tiny`` (every matrix is scaled by TINY).
     """
 
     feeds: tuple[Feed, ...]
-    embeddings: str = "plain"
+    weights: str = "plain"
 
 
 def scenarios(longest: int) -> dict[str, Scenario]:
@@ -67,7 +67,7 @@ def scenarios(longest: int) -> dict[str, Scenario]:
         "ragged": Scenario((Feed((9, 1, 1)), Feed((0, 6, 1)), Feed((1, 1, 1)))),
         "large positions": Scenario((Feed((5, 2), first_position=far),)),
         "outliers": Scenario((Feed((6, 1)),), "outliers"),
-        "tiny embeddings": Scenario((Feed((6, 1)),), "tiny"),
+        "tiny weights": Scenario((Feed((6, 1)),), "tiny"),
     }
     past = min(LONGEST_PAST, longest - 8)
     if past > 0:
@@ -105,16 +105,17 @@ def embedding_tables(graph: Graph) -> frozenset[str]:
 
 
 def poisoned(parameters: Parameters, tables: frozenset[str], kind: str) -> Parameters:
-    """The parameters with the embeddings of a scenario."""
+    """The parameters with the weights of a scenario; `tables` are the embeddings."""
 
     def load(name: str) -> Tensor:
         tensor = parameters(name)
-        if name not in tables or kind == "plain":
-            return tensor
-        scale = torch.full(tensor.shape[-1:], TINY if kind == "tiny" else 1.0)
-        if kind == "outliers":
+        if kind == "tiny" and tensor.dim() > 1:
+            return tensor.float() * TINY
+        if kind == "outliers" and name in tables:
+            scale = torch.ones(tensor.shape[-1])
             scale[len(scale) // 3] = OUTLIER
-        return tensor.float() * scale
+            return tensor.float() * scale
+        return tensor
 
     return load
 

@@ -80,7 +80,7 @@ class ValidatePasses(Observer):
 
     def _parameters(self, name: str) -> Parameters:
         tables = self._tables or frozenset()
-        return poisoned(self.parameters, tables, self.scenarios[name].embeddings)
+        return poisoned(self.parameters, tables, self.scenarios[name].weights)
 
     def _changed(self, step: Pass, graph: Graph, name: str, limit: float, what: str) -> SpikeError:
         """The error, with the rewrite that is to blame and its reproduction."""
