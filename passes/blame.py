@@ -3,8 +3,9 @@
 Rewrites keep the values they replace, so most values exist before and after a pass under one name.
 Both graphs run with every value recorded; the first value, in the order of the graph after, that
 differs from its namesake is the blamed one: everything it is computed from still agrees. Its nodes
-back to the nearest agreeing values are the rewrite, before and after. This needs nothing from the
-pass, so it works for every one.
+back to the nearest agreeing values are the rewrite, before and after. If it reads a state that an
+earlier step wrote differently, the writer is to blame. This needs nothing from the pass, so it
+works for every one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..compiler.ir import (
     Constant,
     DType,
     Graph,
+    Node,
     PagedState,
     Shape,
     SymDim,
@@ -86,7 +88,8 @@ class Blame:
 
     Args:
         value: its name.
-        node: the node that computes it after the pass, as text.
+        node: the node that is to blame, as text: the one that computes the value after the pass, or
+            the one that wrote a state it reads.
         scope: module path of that node.
         reason: what is wrong with it.
         before: what computed it before the pass; None if nothing of that name did.
@@ -151,6 +154,24 @@ class _Side:
         """The step of a sequence."""
         return next((r for r in self.records if r.step == step and sequence in r.rows), None)
 
+    def past(self, name: str, record: Record, sequence: int) -> Tensor:
+        """A state's rows [past, ...] of a sequence, before the step."""
+        state = record.states[name]
+        if not isinstance(state, PagedState):
+            return state.movedim(self.graph.states[name].axis, 1)[0]
+        place = list(record.rows).index(sequence)
+        start, end = record.rows[sequence]
+        index = torch.arange(int(record.inputs["kv_lens"][place]) - (end - start))
+        blocks = record.inputs["block_tables"][place][index // state.tokens_per_block]
+        return state.rows[blocks * state.tokens_per_block + index % state.tokens_per_block]
+
+    def writer(self, name: str) -> Node | None:
+        """The last node that writes a state."""
+        output = self.graph.states[name].output
+        if output is not None:
+            return output.node
+        return next((n for n in reversed(self.graph.nodes) if name in _states_of(n)), None)
+
 
 def _pairs(before: _Side, after: _Side) -> Iterator[tuple[Record, int, Record]]:
     """Every step of every sequence after the pass, and the same before it."""
@@ -182,13 +203,13 @@ class _Comparison:
             if found is None:
                 continue
             if found > self.limit:
-                return self._blame(old, new, f"it differs by {found:.3g}", agreed)
+                return self._blame(old, new, f"%{new} differs by {found:.3g}", agreed)
             agreed.add(old)
         if self.new.failed is None:
             return None
         node, error = self.new.failed
         name = node.results[0].name
-        return self._blame(name, name, f"it cannot be computed ({error})", agreed)
+        return self._blame(name, name, f"%{name} cannot be computed ({error})", agreed)
 
     def _compare(self, old: str, new: str) -> float | None:
         """Difference of two values; None if one is missing or they cannot be compared."""
@@ -236,14 +257,31 @@ class _Comparison:
             if given[name].shape == piece.inputs[name].shape:
                 piece.inputs[name] = given[name]
         origin = self.before.values.get(old)
+        node, spoiled = self._spoiled(value.node)
         return Blame(
             new,
-            print_node(value.node),
-            value.node.scope,
-            reason,
+            print_node(node),
+            node.scope,
+            f"{spoiled}{reason}",
             cut_out(self.before.graph, origin, cut, self.old, views[0]) if origin else None,
             piece,
         )
+
+    def _spoiled(self, node: Node) -> tuple[Node, str]:
+        """Who wrote a state wrongly in an earlier step, if the node reads one; else the node."""
+        for name in _states_of(node):
+            if name in self.old.states and name in self.new.states:
+                sides = ((self.before, self.old), (self.after, self.new))
+                left, right = (s.past(name, r, self.sequence) for s, r in sides)
+                writer = self.after.writer(name)
+                if writer is not None and difference(left, right) > self.limit:
+                    return writer, f"it wrote wrong rows into state {name}, so that "
+        return node, ""
+
+
+def _states_of(node: Node) -> list[str]:
+    """The states that an op names."""
+    return [str(node.attrs[a]) for a in STATE_ATTRS if isinstance(node.attrs.get(a), str)]
 
 
 def cut_out(graph: Graph, value: Value, cut: frozenset[str], record: Record, view: View) -> Piece:
@@ -251,7 +289,7 @@ def cut_out(graph: Graph, value: Value, cut: frozenset[str], record: Record, vie
     nodes, leaves = cone([value], lambda n: n.results[0].name not in cut)
     order = {id(n): i for i, n in enumerate(graph.nodes)}
     nodes.sort(key=lambda n: order[id(n)])
-    names = {str(n.attrs[a]) for n in nodes for a in STATE_ATTRS if a in n.attrs}
+    names = {name for n in nodes for name in _states_of(n)}
     piece = Graph(graph.name, graph.level, leaves, nodes=nodes, outputs=[value])
     piece.constants = {o.name: o for n in nodes for o in n.operands if isinstance(o, Constant)}
     piece.states = {k: s for k, s in graph.states.items() if k in names}

@@ -123,7 +123,7 @@ def _readme(blame: Blame, facts: Mapping[str, object]) -> str:
     return f"""# {facts["pass"]} changes %{blame.value}
 
 In scenario {facts["scenario"]!r}: {blame.reason}; allowed {facts["limit"]:.3g} (relative).
-After the pass it is computed in `{blame.scope or "the model"}` by
+To blame, in `{blame.scope or "the model"}`:
 
     {blame.node}
 

@@ -3,9 +3,9 @@
 Functional and ragged graphs are driven through their own interface, so a pass that changes the
 interface is compared too. Adversaries: an empty cache and one longer than any window, prompts in
 chunks and token by token, several ragged sequences with interleaved blocks, large positions,
-embeddings with outliers, and tiny matrices (where a norm's eps decides, in every layer). A ragged graph's pools are
-filled with NaN first, so a read of a row that was never written shows; its logits are asked for
-backwards and one of them twice, so that rows cannot be taken for tokens.
+embeddings with outliers, and tiny matrices (where a norm's eps decides, in every layer). A ragged
+graph's pools are filled with NaN first, so a read of a row that was never written shows; its logits
+are asked for backwards and one of them twice, so that rows cannot be taken for tokens.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class ValidatePasses(Observer):
         if self.blame is None:
             return self._error(step, f"{problem}; no single rewrite shows it.", "")
         scope = self.blame.scope or "the model"
-        problem += f". First wrong value, in {scope}: {self.blame.node}; {self.blame.reason}."
+        problem += f". To blame, in {scope}: {self.blame.node}; {self.blame.reason}."
         return self._error(step, problem, self._write(step, name, limit, self.blame))
 
     def _write(self, step: Pass, name: str, limit: float, blame: Blame) -> str:

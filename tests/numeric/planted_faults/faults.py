@@ -102,7 +102,9 @@ def nth(graph: Graph, op: str, index: int = 0, where: str = "") -> Node:
     return [n for n in graph.nodes if n.op == op and where in n.scope][index]
 
 
-def attr(op: str, name: str, edit: Callable[[Any], Attr], index: int = 0, where: str = "") -> Change:
+def attr(
+    op: str, name: str, edit: Callable[[Any], Attr], index: int = 0, where: str = ""
+) -> Change:
     """Another value of an attribute."""
 
     def change(graph: Graph) -> Node:
@@ -263,6 +265,7 @@ def previous_rows(index: int = 0) -> Change:
 
 def decided(of_role: str, /, **fields: Any) -> Change:
     """A wrong decision about the first constant of a role."""
+
     def change(graph: Graph) -> Constant:
         const = next(c for c in graph.constants.values() if c.role == of_role)
         for name, value in fields.items():
@@ -306,4 +309,3 @@ def shared_by_shape(walk: Any) -> None:
             else o
             for o in node.operands
         ]
-
