@@ -220,7 +220,8 @@ class _Comparison:
             return None
         left, right = views[0].of(self.old.values[old]), views[1].of(self.new.values[new])
         if left.numel() != right.numel():
-            return None
+            same = self.before.values[old].shape == self.after.values[new].shape
+            return float("inf") if same else None
         return difference(left.reshape(right.shape), right)
 
     def _views(self, old: str, new: str) -> tuple[View, View] | None:
@@ -286,10 +287,18 @@ def _states_of(node: Node) -> list[str]:
 
 def cut_out(graph: Graph, value: Value, cut: frozenset[str], record: Record, view: View) -> Piece:
     """The nodes that compute `value` from the values named in `cut`, with what they read."""
-    nodes, leaves = cone([value], lambda n: n.results[0].name not in cut)
     order = {id(n): i for i, n in enumerate(graph.nodes)}
-    nodes.sort(key=lambda n: order[id(n)])
-    names = {name for n in nodes for name in _states_of(n)}
+    roots = [value]
+    while True:
+        kept = {id(v.node) for v in roots}
+        nodes, leaves = cone(roots, lambda n: id(n) in kept or n.results[0].name not in cut)  # noqa: B023
+        nodes.sort(key=lambda n: order[id(n)])
+        names = {name for n in nodes for name in _states_of(n)}
+        earlier = graph.nodes[: order[id(nodes[-1])]]
+        writers = [n for n in earlier if names.intersection(_states_of(n)) and n not in nodes]
+        if not writers:
+            break
+        roots += [n.results[0] for n in writers]  # they wrote the same states in this step
     piece = Graph(graph.name, graph.level, leaves, nodes=nodes, outputs=[value])
     piece.constants = {o.name: o for n in nodes for o in n.operands if isinstance(o, Constant)}
     piece.states = {k: s for k, s in graph.states.items() if k in names}

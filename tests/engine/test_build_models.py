@@ -92,6 +92,21 @@ def test_passes_keep_the_meaning(name: str, tmp_path: Path) -> None:
     assert {"raise-attention", "alias-kv", "flatten-tokens"} <= set(_settled(build(request)))
 
 
+def test_a_broken_pass_is_named_with_a_reproduction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = tuple((pattern, "silu", {}) for pattern, _, _ in raise_activation.RULES)
+    monkeypatch.setattr(raise_activation, "RULES", rules)
+    output = tmp_path / "engine"
+    with pytest.raises(SpikeError, match="raise-activation changes the result") as caught:
+        build(BuildRequest(MODELS / "tiny-gpt2", output, golden="off", verify_passes=True))
+    assert caught.value.code == "SPK307"
+    assert str(tmp_path / "engine.repro") in caught.value.remedy
+    assert not output.exists()
+    outcome = run_repro(tmp_path / "engine.repro")
+    assert outcome.difference > outcome.limit
+
+
 def test_two_builds_give_the_same_bytes(tmp_path: Path) -> None:
     ids = set()
     for name in ("a", "b"):
