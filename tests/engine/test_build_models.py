@@ -16,6 +16,8 @@ import pytest
 import torch
 from spikeinfer import ExitCode, SpikeEngine, SpikeError
 from spikeinfer.driver import BuildRequest, BuildResult, build
+from spikeinfer.passes import raise_activation
+from spikeinfer.passes.repro import run_repro
 from transformers import AutoModelForCausalLM, BloomConfig, Phi3Config
 
 MODELS = Path(__file__).parents[2] / ".cache" / "models"
