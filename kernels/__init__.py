@@ -20,7 +20,9 @@ from . import _kernels
 __all__ = [
     "FORMATS",
     "Activation",
+    "ExpertBiases",
     "Format",
+    "PackedExperts",
     "PackedMatrix",
     "block_elements",
     "cpu_tier",
@@ -28,6 +30,7 @@ __all__ = [
     "dequantize_rows",
     "gated_mlp",
     "linear",
+    "moe",
     "ops_library",
     "pack",
     "packed_bytes",
@@ -61,6 +64,42 @@ class PackedMatrix:
         """weight f32 [N, K], quantised to `fmt` and packed. ValueError as from `quantize`."""
         n, k = weight.shape
         return cls(pack(quantize(weight, fmt, threads), fmt, n, k), fmt, n, k)
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """Stacked matrices [experts, n, k], each packed by itself: uint8 [experts * packed_bytes]."""
+
+    data: NDArray[np.uint8]
+    format: Format
+    experts: int
+    n: int
+    k: int
+
+    def __post_init__(self) -> None:
+        size = self.experts * packed_bytes(self.format, self.n, self.k)
+        if self.data.dtype != np.uint8 or self.data.shape != (size,):
+            raise ValueError(f"data must be uint8 [{size}], not {self.data.dtype} {self.data.shape}")
+
+    @classmethod
+    def quantized(cls, weight: NDArray[np.float32], fmt: Format, threads: int = 0) -> PackedExperts:
+        """weight f32 [E, N, K], quantised to `fmt` and packed. ValueError as from `quantize`."""
+        experts, n, k = weight.shape
+        size = packed_bytes(fmt, n, k)
+        data = _aligned(experts * size)
+        for i in range(experts):
+            part = pack(quantize(weight[i], fmt, threads), fmt, n, k)
+            data[i * size : (i + 1) * size] = part
+        return cls(data, fmt, experts, n, k)
+
+
+@dataclass(frozen=True)
+class ExpertBiases:
+    """Biases of stacked gated MLPs: gate and up f32 [E, M], down f32 [E, N]."""
+
+    gate: NDArray[np.float32]
+    up: NDArray[np.float32]
+    down: NDArray[np.float32]
 
 
 def cpu_tier() -> str:
@@ -184,6 +223,49 @@ def gated_mlp(
     residual = _optional(residual, y.shape, "residual")
     a, b, c = ((w.data, w.format, w.n, w.k) for w in (gate, up, down))
     _kernels.gated_mlp(x, a, b, c, activation, residual, y, threads)
+    return y
+
+
+def moe(
+    x: NDArray[np.float32],
+    weights: NDArray[np.float32],
+    ids: NDArray[np.int64],
+    gate: PackedExperts,
+    up: PackedExperts,
+    down: PackedExperts,
+    activation: Activation = "silu",
+    biases: ExpertBiases | None = None,
+    *,
+    limit: float = 0.0,
+    alpha: float = 1.0,
+    threads: int = 0,
+) -> NDArray[np.float32]:
+    """y[t] = sum_j weights[t, j] * down(act(gate(x[t])) * up(x[t])) of expert ids[t, j].
+
+    x f32 [T, K], weights f32 and ids i64 [T, top], gate and up [E, M, K], down [E, N, M] -> f32
+    [T, N]. With a `limit` the gated product is act(alpha * min(g, limit)) / alpha *
+    (clamp(u, -limit, limit) + 1). Only chosen experts are read. A row of the result is the same
+    bits for any T, `threads` and CPU tier.
+    """
+    x, weights = _float_matrix(x, "x"), _float_matrix(weights, "weights")
+    shapes = [(w.experts, w.n, w.k) for w in (gate, up, down)]
+    wanted = (gate.experts, down.n, gate.n)
+    if shapes[0] != shapes[1] or shapes[2] != wanted or x.shape[1] != gate.k:
+        raise ValueError(f"x {x.shape} with gate, up, down {shapes} do not make experts")
+    if ids.dtype != np.int64 or ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
+        raise ValueError(f"ids {ids.dtype} {ids.shape}, weights {weights.shape}, x {x.shape}")
+    if ids.size and not 0 <= ids.min() <= ids.max() < gate.experts:
+        raise ValueError(f"ids must be in [0, {gate.experts}), not {ids.min()}..{ids.max()}")
+    if activation not in get_args(Activation) or limit < 0 or alpha <= 0:
+        raise ValueError(f"activation {activation!r}, limit {limit}, alpha {alpha}")
+    middle = (gate.experts, gate.n)
+    given = (biases.gate, biases.up, biases.down) if biases else (None, None, None)
+    a, b = (_optional(g, middle, name) for g, name in zip(given[:2], ("gate", "up"), strict=True))
+    c = _optional(given[2], (down.experts, down.n), "down")
+    y = np.empty((x.shape[0], down.n), np.float32)
+    packed = [(w.data, w.format, w.n, w.k) for w in (gate, up, down)]
+    ids = np.ascontiguousarray(ids)
+    _kernels.moe(x, weights, ids, *packed, activation, limit, alpha, a, b, c, y, threads)
     return y
 
 

@@ -41,5 +41,21 @@ def gated_mlp(
     y: NDArray[np.float32],
     threads: int,
 ) -> None: ...
+def moe(
+    x: NDArray[np.float32],
+    weights: NDArray[np.float32],
+    ids: NDArray[np.int64],
+    gate: _Packed,
+    up: _Packed,
+    down: _Packed,
+    activation: str,
+    limit: float,
+    alpha: float,
+    gate_bias: NDArray[np.float32] | None,
+    up_bias: NDArray[np.float32] | None,
+    down_bias: NDArray[np.float32] | None,
+    y: NDArray[np.float32],
+    threads: int,
+) -> None: ...
 def dequantize_rows(packed: _Packed, rows: NDArray[np.int64], out: NDArray[np.float32]) -> None: ...
 def stream_read(data: NDArray[np.uint8], threads: int) -> int: ...

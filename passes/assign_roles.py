@@ -48,7 +48,7 @@ class AssignRoles(Pass):
     requires: ClassVar[tuple[Level, ...]] = (Level.FUSED,)
 
     def run(self, graph: Graph) -> PassReport:
-        """First come, first served: the head, then attention, then MLPs, then the rest."""
+        """First come, first served: the head, attention, routers, MLPs, then the rest."""
         for const in graph.constants.values():
             const.role = ""
         users = Users(graph)
@@ -56,6 +56,9 @@ class AssignRoles(Pass):
         for node in graph.nodes:
             if node.op in ("attention", "paged_attention"):
                 _attention(node, users)
+        for node in graph.nodes:
+            if node.op == "moe":
+                _routers(node)
         for node in graph.nodes:
             _mlp(node)
         for node in graph.nodes:
@@ -123,10 +126,10 @@ def _attention(node: Node, users: Users) -> None:
 
 
 def _mlp(node: Node) -> None:
-    if node.op == "gated_mlp":
-        for operand, role in zip(
-            node.operands[1:4], ("ffn_gate", "ffn_up", "ffn_down"), strict=True
-        ):
+    first = {"gated_mlp": 1, "moe": 3}.get(node.op)
+    if first is not None:
+        weights = node.operands[first : first + 3]
+        for operand, role in zip(weights, ("ffn_gate", "ffn_up", "ffn_down"), strict=True):
             _mark(operand, role)
         return
     if node.op not in PRODUCTS or not isinstance(node.operands[1], Constant):
@@ -135,6 +138,21 @@ def _mlp(node: Node) -> None:
     if first is not None and first.op == "linear" and not node.operands[1].role:
         _mark(first.operands[1], "ffn_up")
         _mark(node.operands[1], "ffn_down")
+
+
+def _routers(node: Node) -> None:
+    """The products that the choice of experts depends on, up to the norm in front of them."""
+    pending = [o for o in node.operands[1:3] if isinstance(o, Value)]
+    seen: set[int] = set()
+    while pending:
+        source = pending.pop().node
+        if source is None or id(source) in seen or source.op in ("rms_norm", "layer_norm"):
+            continue
+        seen.add(id(source))
+        if source.op in PRODUCTS:
+            _mark(source.operands[1], "ffn_gate_inp")
+        else:
+            pending += [o for o in source.operands if isinstance(o, Value)]
 
 
 def _rest(node: Node) -> None:

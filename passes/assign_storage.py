@@ -21,7 +21,7 @@ after:
       output %y
     }
 
-Matrices that only kernels read (linear, embedding, gated_mlp) get what the policy says; `array` is
+Matrices that only kernels read (linear, embedding, gated_mlp, moe) get what the policy says; `array` is
 plain row-major f32; inline data keeps its dtype. The policy is an option, so that the rules of a
 quantisation stay outside of the passes.
 """
@@ -42,6 +42,7 @@ MATRIX_OPERANDS = {
     "linear_residual": (1,),
     "embedding": (0,),
     "gated_mlp": (1, 2, 3),
+    "moe": (3, 4, 5),
 }
 
 

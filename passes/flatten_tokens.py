@@ -146,12 +146,13 @@ class _Flattening:
             "full": self._shaped,
             "embedding": self._keep,
             "attention": self._attention,
+            "moe": self._moe,
             "kv_append": lambda node: None,
             "matmul": self._matmul,
             "concat": self._along_axis,
             "slice": self._along_axis,
         }
-        for name in ("sum", "mean", "amax", "argmax", "cumsum", "softmax", "topk"):
+        for name in ("sum", "mean", "amax", "argmax", "cumsum", "softmax", "topk", "gather", "scatter"):
             self.rules[name] = self._along_axis
         self.attended: set[str] = set()
         self.refused: dict[int, NotTokenWise] = {}
@@ -291,7 +292,8 @@ class _Flattening:
         axis = int(attribute(node, "axis")) % x.type.rank
         if axis in axes:
             raise NotTokenWise(f"{node.op} works along the token axis")
-        if any(token_axes(node.tensor(i).shape) != axes for i in range(len(node.operands))):
+        tensors = [o for o in node.operands if isinstance(o, Value | Constant)]
+        if any(token_axes(o.shape) != axes for o in tensors):
             raise NotTokenWise("operands carry their tokens on different axes")
         attrs = dict(node.attrs)
         attrs["axis"] = 1 + [i for i in range(x.type.rank) if i not in axes].index(axis)
@@ -324,6 +326,12 @@ class _Flattening:
         sinks = [self.operand(o) for o in node.operands[3:]]
         paged = Node("paged_attention", [], {}, node.results, node.scope)
         self._emit(paged, [q, k, v, *self.step, *sinks], kept)
+
+    def _moe(self, node: Node) -> None:
+        """x, weights and ids carry the tokens; experts are the same for all of them."""
+        if any(isinstance(o, Value) and token_axes(o.shape) for o in node.operands[3:]):
+            raise NotTokenWise("its experts depend on the tokens")
+        self._keep(node)
 
     def _appended(self, value: Value) -> tuple[Operand, str]:
         node = value.node

@@ -26,6 +26,7 @@ from .raise_attention import RaiseAttention
 from .raise_gated_mlp import RaiseGatedMlp
 from .raise_layer_norm import RaiseLayerNorm
 from .raise_linear import RaiseLinear
+from .raise_moe import RaiseMoe
 from .raise_rms_norm import RaiseRmsNorm
 from .raise_rope import RaiseRope
 from .select_logit_rows import SelectLogitRows
@@ -47,6 +48,7 @@ def default_pipeline() -> tuple[Phase, ...]:
                 CleanUp(),
                 RaiseAttention(),
                 RaiseGatedMlp(),
+                RaiseMoe(),
                 CleanUp(),
             ),
         ),

@@ -75,9 +75,9 @@ def _values(const: Constant, checkpoint: Checkpoint) -> torch.Tensor:
     assert const.parameter is not None
     values = checkpoint.load(const.parameter)
     if const.transposed:
-        values = values.t()
+        values = values.mT
     if const.rows is not None:
-        values = values[slice(*const.rows)]
+        values = values[..., slice(*const.rows), :]
     if const.plus:
         values = values.float() + const.plus
     return values.reshape(-1) if const.format == ARRAY else values

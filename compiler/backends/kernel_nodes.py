@@ -78,6 +78,27 @@ def _gated_mlp(emission: Emission, node: Node) -> None:
     )
 
 
+def _moe(emission: Emission, node: Node) -> None:
+    gate, up, down = (_matrix(o) for o in node.operands[3:6])
+    experts, m, k = map(_int, gate.shape)
+    _spike(
+        emission,
+        "MoE",
+        [emission.operand(o) for o in node.operands],
+        node,
+        activation=attribute(node, "activation"),
+        limit=float(attribute(node, "limit")),
+        alpha=float(attribute(node, "alpha")),
+        gate_format=gate.format,
+        up_format=up.format,
+        down_format=down.format,
+        experts=experts,
+        k=k,
+        m=m,
+        n=_int(down.shape[1]),
+    )
+
+
 def _rms_norm(emission: Emission, node: Node) -> None:
     x = emission.operand(node.operands[0])
     if len(node.operands) == 1:
@@ -211,6 +232,7 @@ KERNELS: dict[str, Emit] = {
     "linear_residual": _linear_residual,
     "embedding": _embedding,
     "gated_mlp": _gated_mlp,
+    "moe": _moe,
     "rms_norm": _rms_norm,
     "rope": _rope,
     "paged_attention": _paged_attention,

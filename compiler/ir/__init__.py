@@ -1,11 +1,11 @@
 """The intermediate representation: a small, closed, typed SSA form of a decoder model.
 
-types -> graph -> ops, rules -> primitives, fused -> text, verify, interpret, build.
+types -> graph -> ops, rules -> primitives, fused, experts -> text, verify, interpret, build.
 """
 
 from __future__ import annotations
 
-from . import fused, primitives
+from . import experts, fused, primitives
 from .build import Builder
 from .graph import (
     Attr,

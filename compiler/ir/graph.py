@@ -60,8 +60,10 @@ class Constant:
         type: shape and compute dtype.
         parameter: the traced parameter whose stored tensor it is.
         data: the tensor itself, for small buffers such as RoPE's inverse frequencies.
-        transposed: the constant is the parameter's transpose (a [k, n] weight used as [n, k]).
-        rows: first and last + 1 row of the (transposed) parameter, if not all (packed gate and up).
+        transposed: the constant is the parameter's transpose (a [k, n] weight used as [n, k]); of
+            a stack of matrices, each one's.
+        rows: first and last + 1 row of the (transposed) parameter, and their distance if not 1, if
+            not all (packed gate and up); of a stack [e, n, k], of each matrix.
         plus: added to the parameter's values (norms that scale by 1 + weight).
         format: storage format at the placed level, such as ``q4_k``; empty before.
         role: what the tensor is for at the placed level, such as ``ffn_down``; empty before.
@@ -72,7 +74,7 @@ class Constant:
     parameter: str | None = None
     data: npt.NDArray[np.generic] | None = None
     transposed: bool = False
-    rows: tuple[int, int] | None = None
+    rows: tuple[int, ...] | None = None
     plus: float = 0.0
     format: str = ""
     role: str = ""

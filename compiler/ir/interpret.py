@@ -100,8 +100,8 @@ class Interpreter:
             return torch.from_numpy(const.data.copy()).to(TORCH_DTYPE[const.dtype])
         assert const.parameter is not None
         stored = self.parameters(const.parameter).to(TORCH_DTYPE[const.dtype])
-        stored = stored.t() if const.transposed else stored
-        stored = stored[slice(*const.rows)] if const.rows else stored
+        stored = stored.mT if const.transposed else stored
+        stored = stored[..., slice(*const.rows), :] if const.rows else stored
         return stored + const.plus if const.plus else stored
 
     def _node(self, node: Node, env: dict[int, Tensor], sizes: dict[str, int]) -> list[Tensor]:

@@ -237,6 +237,30 @@ def gated_mlp(node: Node) -> list[TensorType]:
     return [x.type.with_shape((*x.shape[:-1], down.shape[0]))]
 
 
+def route(node: Node) -> list[TensorType]:
+    """logits [..., E] -> weights and ids [..., k]."""
+    logits, k = node.tensor(0), attribute(node, "k")
+    shape = (*logits.shape[:-1], k)
+    return [logits.type.with_shape(shape), TensorType(DType.I64, shape)]
+
+
+def moe(node: Node) -> list[TensorType]:
+    """x [..., K], weights and ids [..., k], gate and up [E, M, K], down [E, N, M] -> [..., N]."""
+    x, weights, ids, gate, up, down = (node.tensor(i) for i in range(6))
+    if weights.shape != ids.shape or x.shape[:-1] != ids.shape[:-1]:
+        raise ValueError(f"moe of {x.type} with weights {weights.type} and ids {ids.type}")
+    if len({gate.type.rank, up.type.rank, down.type.rank, 3}) > 1 or gate.shape != up.shape:
+        raise ValueError(f"moe of {gate.type}, {up.type} and {down.type}")
+    experts, m, k = gate.shape
+    n = down.shape[1]
+    if down.shape != (experts, n, m) or x.shape[-1] != k:
+        raise ValueError(f"moe of {x.type}, {gate.type} and {down.type}")
+    biases = [node.tensor(i).shape for i in range(6, len(node.operands))]
+    if biases not in ([], [(experts, m), (experts, m), (experts, n)]):
+        raise ValueError(f"moe of biases {biases} with {experts} experts")
+    return [x.type.with_shape((*x.shape[:-1], n))]
+
+
 def appended(node: Node) -> list[TensorType]:
     """kv_append: the axis grows by the past."""
     x = node.tensor(0)

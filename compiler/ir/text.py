@@ -70,7 +70,7 @@ def _const_text(const: Constant) -> str:
         raw = np.ascontiguousarray(const.data, dtype=NUMPY_DTYPE[const.dtype]).tobytes()
         source = f'data "{base64.b64encode(raw).decode()}"'
     tail = " transposed" if const.transposed else ""
-    tail += f" rows={const.rows[0]}:{const.rows[1]}" if const.rows else ""
+    tail += f" rows={':'.join(map(str, const.rows))}" if const.rows else ""
     tail += f" plus={const.plus}" if const.plus else ""
     tail += "".join(f" {k}={v}" for k, v in (("format", const.format), ("role", const.role)) if v)
     return f"const @{const.name} : {const.type} = {source}{tail}"
@@ -202,8 +202,7 @@ class _Parser:
         fields = dict(f.split("=", 1) for f in flags if "=" in f)
         const = Constant(match[1], kind, transposed="transposed" in flags)
         if "rows" in fields:
-            first, last = fields["rows"].split(":")
-            const.rows = (int(first), int(last))
+            const.rows = tuple(map(int, fields["rows"].split(":")))
         const.plus = float(fields.get("plus", 0))
         const.format, const.role = fields.get("format", ""), fields.get("role", "")
         if match[3] == "parameter":

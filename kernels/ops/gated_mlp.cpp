@@ -1,20 +1,12 @@
 // GatedMlp(x f32[..., K], gate u8, up u8, down u8, residual? f32[..., N]) -> f32[..., N];
 // attributes activation, gate_format, up_format, down_format, k, m, n.
 #include "core/linear.h"
+#include "ops/activation.h"
 #include "ops/op.h"
 #include "ops/ops.h"
 
 namespace spike::ops {
 namespace {
-
-Activation read_activation(const std::string& name) {
-  if (name == "silu") return Activation::silu;
-  if (name == "gelu_tanh") return Activation::gelu_tanh;
-  if (name == "gelu_erf") return Activation::gelu_erf;
-  if (name == "relu") return Activation::relu;
-  if (name == "relu2") return Activation::relu2;
-  throw Failure("unknown activation '" + name + "' (silu, gelu_tanh, gelu_erf, relu or relu2)");
-}
 
 struct GatedMlp {
   static Declaration declare() {

@@ -140,11 +140,12 @@ std::string Info::node_name() const {
   return name;
 }
 
-Matrix Info::weight(size_t input, const std::string& format, int64_t n, int64_t k) const {
+Matrix Info::weight(size_t input, const std::string& format, int64_t n, int64_t k,
+                    int64_t stacked) const {
   const std::string name = "weight at input " + std::to_string(input) + ": ";
   const auto parsed = parse_format(format);
   if (!parsed) throw Failure("unknown format '" + format + "'");
-  if (n <= 0 || k <= 0 || k % block_elements(*parsed) != 0)
+  if (stacked <= 0 || n <= 0 || k <= 0 || k % block_elements(*parsed) != 0)
     throw Failure(name + "a " + format + " matrix can't be [" + std::to_string(n) + ", " +
                   std::to_string(k) + "]");
   int constant = 0;
@@ -152,7 +153,7 @@ Matrix Info::weight(size_t input, const std::string& format, int64_t n, int64_t 
   check(api_, api_.KernelInfoGetConstantInput_tensor(info_, input, &constant, &value));
   if (constant == 0 || value == nullptr) throw Failure(name + "must be a constant initialiser");
   const Tensor tensor = read(api_, value);
-  const size_t wanted = packed_bytes(*parsed, n, k);
+  const size_t wanted = static_cast<size_t>(stacked) * packed_bytes(*parsed, n, k);
   if (tensor.type != ORT_U8 || static_cast<size_t>(tensor.elements()) != wanted)
     throw Failure(name + "has " + std::to_string(tensor.elements()) + " bytes, a packed " + format +
                   " matrix [" + std::to_string(n) + ", " + std::to_string(k) + "] has " +

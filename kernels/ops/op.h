@@ -57,7 +57,8 @@ class Info {
   std::string node_name() const;
 
   /// The packed weight matrix at an input: ONNX Runtime's own (mapped) memory, not a copy.
-  Matrix weight(size_t input, const std::string& format, int64_t n, int64_t k) const;
+  Matrix weight(size_t input, const std::string& format, int64_t n, int64_t k,
+                int64_t stacked = 1) const;
 
  private:
   const OrtApi& api_;

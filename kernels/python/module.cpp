@@ -16,6 +16,7 @@
 #include "core/cpu.h"
 #include "core/format.h"
 #include "core/linear.h"
+#include "core/moe.h"
 #include "core/quantize.h"
 #include "core/stream.h"
 #include "core/thread_pool.h"
@@ -105,6 +106,22 @@ void gated_mlp(ConstFloats x, const PackedMatrix& gate, const PackedMatrix& up,
   });
 }
 
+// gate, up, down: expert 0's matrix, the bytes of all experts; biases: gate, up, down.
+void moe(ConstFloats x, ConstFloats weights,
+         nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu> ids, const PackedMatrix& gate,
+         const PackedMatrix& up, const PackedMatrix& down, const std::string& activation,
+         float limit, float alpha, std::optional<ConstFloats> gate_bias,
+         std::optional<ConstFloats> up_bias, std::optional<ConstFloats> down_bias, Floats y,
+         int threads) {
+  const spike::Experts experts{matrix_of(gate), matrix_of(up), matrix_of(down),
+                               activation_of(activation), limit, alpha, data_or_null(gate_bias),
+                               data_or_null(up_bias), data_or_null(down_bias)};
+  const int64_t t = static_cast<int64_t>(x.shape(0)), top = static_cast<int64_t>(ids.shape(1));
+  with_pool(threads, [&](const spike::Parallel& parallel) {
+    spike::moe(parallel, experts, x.data(), t, weights.data(), ids.data(), top, y.data());
+  });
+}
+
 void dequantize_rows(const PackedMatrix& packed,
                      nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu> rows, Floats out) {
   const spike::Matrix w = matrix_of(packed);
@@ -160,6 +177,11 @@ NB_MODULE(_kernels, m) {
   m.def("gated_mlp", &gated_mlp, nb::arg("x").noconvert(), nb::arg("gate"), nb::arg("up"),
         nb::arg("down"), nb::arg("activation"), nb::arg("residual").none(),
         nb::arg("y").noconvert(), nb::arg("threads"));
+  m.def("moe", &moe, nb::arg("x").noconvert(), nb::arg("weights").noconvert(),
+        nb::arg("ids").noconvert(), nb::arg("gate"), nb::arg("up"), nb::arg("down"),
+        nb::arg("activation"), nb::arg("limit"), nb::arg("alpha"), nb::arg("gate_bias").none(),
+        nb::arg("up_bias").none(), nb::arg("down_bias").none(), nb::arg("y").noconvert(),
+        nb::arg("threads"));
   m.def("dequantize_rows", &dequantize_rows, nb::arg("packed"), nb::arg("rows").noconvert(),
         nb::arg("out").noconvert());
   m.def(

@@ -1,0 +1,205 @@
+#include "core/moe.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "core/linear_input.h"
+#include "core/linear_kernels.h"
+
+namespace spike {
+namespace {
+
+// Elements from which copying and adding rows is shared out.
+constexpr int64_t kParallelElements = 32 << 10;
+
+/// Sorted rows [first, first + count) belong to one expert.
+struct Segment {
+  int64_t expert, first, count;
+};
+
+/// The pairs (token, slot), pair = token * top + slot, in order of their expert.
+struct Routing {
+  std::vector<Segment> segments;
+  std::vector<int64_t> pair_of;  ///< [rows] the pair of a sorted row
+  std::vector<int64_t> row_of;   ///< [rows] the sorted row of a pair
+
+  /// A stable sort, by comparison: E may be large and the pairs few.
+  void sort(const int64_t* ids, int64_t rows) {
+    pair_of.resize(static_cast<size_t>(rows));
+    row_of.resize(static_cast<size_t>(rows));
+    for (int64_t i = 0; i < rows; ++i) pair_of[i] = i;
+    std::sort(pair_of.begin(), pair_of.end(),
+              [&](int64_t a, int64_t b) { return std::pair(ids[a], a) < std::pair(ids[b], b); });
+    segments.clear();
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t expert = ids[pair_of[row]];
+      row_of[pair_of[row]] = row;
+      if (segments.empty() || segments.back().expert != expert)
+        segments.push_back({expert, row, 0});
+      ++segments.back().count;
+    }
+  }
+};
+
+Matrix of_expert(Matrix w, int64_t expert) {
+  w.data += static_cast<size_t>(expert) * packed_bytes(w.format, w.n, w.k);
+  return w;
+}
+
+/// Runs body(first, last) over shares of [0, rows), in parallel if there is enough to do.
+template <class Body>
+void share(const Parallel& parallel, int64_t rows, int64_t elements, Body&& body) {
+  const int64_t wide = std::min<int64_t>(rows, parallel.threads * 2);
+  const int64_t tasks = elements < kParallelElements ? 1 : wide;
+  parallel(tasks,
+           [&](int64_t task) { body(rows * task / tasks, rows * (task + 1) / tasks); });
+}
+
+/// Calls body(segment, piece) for every piece of every chosen expert's output; `w` cuts them.
+template <class Body>
+void for_experts(const Parallel& parallel, const Matrix& w, const Routing& routing, Body&& body) {
+  static thread_local std::vector<std::pair<int64_t, Pieces>> kept;
+  auto& work = kept;  // tasks run on other threads, which have a vector of their own
+  work.clear();
+  int64_t tasks = 0;
+  for (const Segment& segment : routing.segments) {
+    work.emplace_back(tasks, Pieces(w, segment.count, parallel.threads));
+    tasks += work.back().second.tasks();
+  }
+  parallel(tasks, [&](int64_t task) {
+    const auto after = std::partition_point(work.begin(), work.end(),
+                                            [&](const auto& w) { return w.first <= task; });
+    const auto& [first, pieces] = *std::prev(after);
+    const Segment& segment = routing.segments[std::prev(after) - work.begin()];
+    pieces.for_task(task - first, [&](const Piece& piece) { body(segment, piece); });
+  });
+}
+
+/// products[tokens, 16 * groups] += bias of the piece's rows.
+void add_bias(const Piece& p, int64_t n, const float* bias, float* products) {
+  const int64_t stride = p.groups * kTileRows, row = p.group * kTileRows;
+  const int64_t rows = std::min(stride, n - row);
+  for (int64_t i = 0; i < p.tokens; ++i, products += stride)
+    for (int64_t r = 0; r < rows; ++r) products[r] += bias[row + r];
+}
+
+/// out[first + i, rows of the piece] = products.
+void write(const Piece& p, const float* products, int64_t n, int64_t first, float* out) {
+  const int64_t stride = p.groups * kTileRows, row = p.group * kTileRows;
+  const size_t bytes = static_cast<size_t>(std::min(stride, n - row)) * sizeof(float);
+  for (int64_t i = 0; i < p.tokens; ++i, products += stride)
+    std::memcpy(out + (first + p.token + i) * n + row, products, bytes);
+}
+
+/// gates = act(gates) * ups, clamped if the experts say so.
+void gate(const Experts& experts, float* gates, float* ups, int64_t count) {
+  const LinearKernels& kernels = linear_kernels();
+  if (experts.limit == 0.0f) return kernels.gate(experts.activation, gates, ups, count);
+  const float limit = experts.limit, alpha = experts.alpha;
+  for (int64_t i = 0; i < count; ++i) {
+    gates[i] = alpha * (gates[i] > limit ? limit : gates[i]);  // NaN stays visible
+    ups[i] = (ups[i] > limit ? limit : ups[i] < -limit ? -limit : ups[i]) + 1.0f;
+  }
+  kernels.gate(experts.activation, gates, ups, count);
+  for (int64_t i = 0; i < count; ++i) gates[i] /= alpha;
+}
+
+bool is_float(Format format) { return block_elements(format) == 1; }
+
+/// The input of every sorted row. One token needs no copies: all rows are row 0.
+Input sorted_input(const Parallel& parallel, const Experts& experts, const Routing& routing,
+                   const float* x, int64_t t, int64_t top) {
+  static thread_local Scratch code_scratch, sorted_codes, sorted_floats;
+  const Matrix &gate = experts.gate, &up = experts.up;
+  // One quantisation serves both matrices; a float format reads only x and needs none.
+  const Format format = is_float(gate.format) ? up.format : gate.format;
+  const Input input = prepare_input(parallel, format, x, t, gate.k, code_scratch);
+  if (t == 1) return input;
+  const int64_t rows = t * top, k = gate.k;
+  Input sorted{k, nullptr, nullptr};
+  float* floats = nullptr;
+  if (is_float(gate.format) || is_float(up.format))
+    sorted.x = floats = reinterpret_cast<float*>(
+        sorted_floats.reserve(static_cast<size_t>(rows * k) * sizeof(float)));
+  if (input.blocks != nullptr)
+    sorted.blocks = reinterpret_cast<InputBlock*>(
+        sorted_codes.reserve(static_cast<size_t>(rows * (k / 32)) * sizeof(InputBlock)));
+  share(parallel, rows, rows * k, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t token = routing.pair_of[row] / top;
+      if (floats != nullptr) std::copy_n(x + token * k, k, floats + row * k);
+      if (sorted.blocks != nullptr)
+        std::copy_n(input.blocks + token * (k / 32), k / 32, sorted.blocks + row * (k / 32));
+    }
+  });
+  return sorted;
+}
+
+/// middle[rows, m] = gated product of each sorted row's expert.
+void gate_up(const Parallel& parallel, const Experts& experts, const Routing& routing,
+             const Input& input, bool one_token, float* middle) {
+  const Matrix &gates = experts.gate, &ups = experts.up;
+  const int64_t m = gates.n;
+  // Both matrices are cut alike: by the smaller step if their formats have different ones.
+  const bool gate_cuts = row_groups_per_step(gates.format) <= row_groups_per_step(ups.format);
+  for_experts(parallel, gate_cuts ? gates : ups, routing, [&](const Segment& s, const Piece& p) {
+    alignas(64) float g[kCallFloats], u[kCallFloats];
+    const LinearKernels& kernels = linear_kernels();
+    const int64_t token = (one_token ? 0 : s.first) + p.token;
+    kernels.dot(of_expert(gates, s.expert), input, p.group, p.groups, token, p.tokens, g);
+    kernels.dot(of_expert(ups, s.expert), input, p.group, p.groups, token, p.tokens, u);
+    if (experts.gate_bias != nullptr) add_bias(p, m, experts.gate_bias + s.expert * m, g);
+    if (experts.up_bias != nullptr) add_bias(p, m, experts.up_bias + s.expert * m, u);
+    gate(experts, g, u, p.tokens * p.groups * kTileRows);
+    write(p, g, m, s.first, middle);
+  });
+}
+
+/// out[rows, n] = down(middle) of each sorted row's expert.
+void down(const Parallel& parallel, const Experts& experts, const Routing& routing,
+          const Input& input, float* out) {
+  const Matrix& w = experts.down;
+  for_experts(parallel, w, routing, [&](const Segment& s, const Piece& p) {
+    alignas(64) float products[kCallFloats];
+    linear_kernels().dot(of_expert(w, s.expert), input, p.group, p.groups, s.first + p.token,
+                         p.tokens, products);
+    if (experts.down_bias != nullptr) add_bias(p, w.n, experts.down_bias + s.expert * w.n, products);
+    write(p, products, w.n, s.first, out);
+  });
+}
+
+}  // namespace
+
+void moe(const Parallel& parallel, const Experts& experts, const float* x, int64_t t,
+         const float* weights, const int64_t* ids, int64_t top, float* y) {
+  if (t == 0) return;
+  static thread_local Scratch middle_scratch, codes_scratch, out_scratch;
+  static thread_local Routing kept;
+  Routing& routing = kept;  // tasks run on other threads, which have one of their own
+  const int64_t rows = t * top, m = experts.gate.n, n = experts.down.n;
+  routing.sort(ids, rows);
+  const Input input = sorted_input(parallel, experts, routing, x, t, top);
+  float* middle = reinterpret_cast<float*>(
+      middle_scratch.reserve(static_cast<size_t>(rows * m) * sizeof(float)));
+  gate_up(parallel, experts, routing, input, t == 1, middle);
+  const Input down_input =
+      prepare_input(parallel, experts.down.format, middle, rows, m, codes_scratch);
+  float* out = reinterpret_cast<float*>(
+      out_scratch.reserve(static_cast<size_t>(rows * n) * sizeof(float)));
+  down(parallel, experts, routing, down_input, out);
+  share(parallel, t, rows * n, [&](int64_t first, int64_t last) {
+    for (int64_t token = first; token < last; ++token) {
+      float* to = y + token * n;
+      std::fill_n(to, n, 0.0f);
+      for (int64_t pair = token * top; pair < (token + 1) * top; ++pair) {
+        const float weight = weights[pair];
+        const float* from = out + routing.row_of[pair] * n;
+        for (int64_t i = 0; i < n; ++i) to[i] += weight * from[i];
+      }
+    }
+  });
+}
+
+}  // namespace spike
