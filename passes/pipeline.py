@@ -29,6 +29,7 @@ from .raise_linear import RaiseLinear
 from .raise_moe import RaiseMoe
 from .raise_rms_norm import RaiseRmsNorm
 from .raise_rope import RaiseRope
+from .raise_route import RaiseRoute
 from .select_logit_rows import SelectLogitRows
 
 
@@ -49,6 +50,7 @@ def default_pipeline() -> tuple[Phase, ...]:
                 RaiseAttention(),
                 RaiseGatedMlp(),
                 RaiseMoe(),
+                RaiseRoute(),
                 CleanUp(),
             ),
         ),

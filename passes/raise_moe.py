@@ -130,7 +130,7 @@ class Part:
 
 def _mixture(total: Node) -> tuple[Projection, Operand] | None:
     """The down projection and its weights, if `total` sums over the experts of each token."""
-    product = producer(_unshaped(total.operands[0]))
+    product = producer(unshaped(total.operands[0]))
     if product is None or product.op != "mul":
         return None
     for value, weights in orders(product):
@@ -144,7 +144,7 @@ def _emit(rewriter: Rewriter, total: Node, down: Projection, weights: Operand) -
     count, (tokens, *_) = _experts_per_token(total), total.result.shape
     activation, clamp, parts = _gated(down.x)
     gate, up = parts
-    if not all(same(_unshaped(p.of.ids), _unshaped(down.ids)) for p in parts):
+    if not all(same(unshaped(p.of.ids), unshaped(down.ids)) for p in parts):
         raise Refusal("its projections belong to different choices of experts")
     if not same(gate.of.x, up.of.x):
         raise Refusal("gate and up are projections of different values")
@@ -152,8 +152,8 @@ def _emit(rewriter: Rewriter, total: Node, down: Projection, weights: Operand) -
     chosen: Shape = (tokens, count)
     operands = [
         _shaped(rewriter, total, x, (tokens, x.shape[-1])),
-        _shaped(rewriter, total, _unshaped(weights), chosen),
-        _shaped(rewriter, total, _unshaped(down.ids), chosen),
+        _shaped(rewriter, total, unshaped(weights), chosen),
+        _shaped(rewriter, total, unshaped(down.ids), chosen),
         *(_matrices(rewriter.graph, p) for p in (gate, up, Part(down, None))),
     ]
     biases = [p.of.biases for p in (gate, up, Part(down, None))]
@@ -186,7 +186,7 @@ def _projection(operand: Operand) -> Projection | None:
                 biases, ids = gathered.operands[0], gathered.operands[1]
                 node = producer(left)
                 break
-    node = producer(_unshaped(node.result)) if node is not None and node.results else None
+    node = producer(unshaped(node.result)) if node is not None and node.results else None
     if node is None or node.op != "matmul":
         return None
     for side, other in ((0, 1), (1, 0)):
@@ -197,7 +197,7 @@ def _projection(operand: Operand) -> Projection | None:
         assert isinstance(stack, Constant)
         if node.tensor(other).shape[2 if side == 0 else 1] != 1:
             raise Refusal(f"%{node.result.name} is no product of matrices and vectors")
-        if ids is not None and not same(_unshaped(ids), _unshaped(index)):
+        if ids is not None and not same(unshaped(ids), unshaped(index)):
             raise Refusal("a bias belongs to another choice of experts")
         bias = biases if isinstance(biases, Constant) else None
         return Projection(stack, side == 1, bias, index, node.operands[other], node.scope)
@@ -220,7 +220,7 @@ def _gathers(node: Node, rank: int) -> bool:
 
 def _gated(x: Operand) -> tuple[str, dict[str, Attr], tuple[Part, Part]]:
     """Activation, clamping attributes, and the gate and up parts behind the hidden state."""
-    hidden = _unshaped(x)
+    hidden = unshaped(x)
     clamped = match(_CLAMPED, hidden)
     if isinstance(clamped, Match):
         gate, up = (_part(clamped.bound[name]) for name in ("gate", "up"))
@@ -267,7 +267,7 @@ def _part(operand: Operand) -> Part:
     return Part(projection, rows)
 
 
-def _unshaped(operand: Operand) -> Operand:
+def unshaped(operand: Operand) -> Operand:
     """What a chain of reshapes starts from: the same elements in the same order."""
     node = producer(operand)
     while node is not None and node.op == "reshape":
@@ -278,7 +278,7 @@ def _unshaped(operand: Operand) -> Operand:
 
 def _token_rows(x: Operand, tokens: Dim, count: int) -> Tensor:
     """The value [..., K] whose rows are the tokens that `x` repeats `count` times each."""
-    source = _unshaped(x)
+    source = unshaped(x)
     node = producer(source)
     if count > 1:
         if node is None or node.op != "expand":
@@ -286,7 +286,7 @@ def _token_rows(x: Operand, tokens: Dim, count: int) -> Tensor:
         before, after = node.tensor(0).shape, node.result.shape
         if before[:-1] != (tokens, 1) or after[:-1] != (tokens, count) or before[-1] != after[-1]:
             raise Refusal(f"{show(source)} does not repeat each token for its experts")
-        source = _unshaped(node.operands[0])
+        source = unshaped(node.operands[0])
         width = before[-1]
     else:
         width = x.shape[1] * x.shape[2] if isinstance(x, Value | Constant) else 0

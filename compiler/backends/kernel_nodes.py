@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Constant, Dim, DType, Node, Operand, Shape, SymDim, Value, attribute
+from ..ir import Constant, Dim, DType, Node, Operand, Shape, SymDim, Value, attribute, op_of
 from .emission import DOMAIN, Emission
 from .primitive_nodes import Emit
 
@@ -76,6 +76,15 @@ def _gated_mlp(emission: Emission, node: Node) -> None:
         m=m,
         n=_int(down.shape[0]),
     )
+
+
+def _route(emission: Emission, node: Node) -> None:
+    names = [emission.operand(o) for o in node.operands]
+    attrs = {name: attribute(node, name) for name in op_of(node).attrs}
+    attrs = {name: int(v) if isinstance(v, bool) else v for name, v in attrs.items()}
+    attrs |= {name: float(attrs[name]) for name in ("eps", "floor", "scale")}
+    _spike(emission, "Route", names, node, experts=_int(node.value(0).shape[-1]), **attrs)
+    emission.nodes[-1].output.append(node.results[1].name)
 
 
 def _moe(emission: Emission, node: Node) -> None:
@@ -232,6 +241,7 @@ KERNELS: dict[str, Emit] = {
     "linear_residual": _linear_residual,
     "embedding": _embedding,
     "gated_mlp": _gated_mlp,
+    "route": _route,
     "moe": _moe,
     "rms_norm": _rms_norm,
     "rope": _rope,

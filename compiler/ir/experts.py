@@ -27,7 +27,7 @@ def in_best_groups(choice: Tensor, groups: int, best: int, per_group: int) -> Te
 @declare(
     'route(logits, correction?, *, k: int, scores: str = "softmax", groups: int = 1, '
     "best_groups: int = 1, per_group: int = 1, softmax_chosen: bool = False, "
-    "normalise: bool = False, eps: float = 0.0, scale: float = 1.0)",
+    "normalise: bool = False, eps: float = 0.0, floor: float = 0.0, scale: float = 1.0)",
     rules.route,
     kind=Kind.LAST_AXIS,
     levels=LOWERED,
@@ -45,12 +45,14 @@ def route(
     softmax_chosen: bool,
     normalise: bool,
     eps: float,
+    floor: float,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """weights and ids i64 [..., k] of the experts chosen from logits [..., E]
 
     The k largest of scores + correction [E] are chosen, of the `best_groups` groups only; the
-    weights are the scores without the correction, divided by (their sum + eps) if `normalise`.
+    weights are the scores without the correction, divided by max(their sum + eps, floor) if
+    `normalise`.
     """
     values = SCORES[scores](logits)
     choice = values if correction is None else values + correction
@@ -61,7 +63,8 @@ def route(
     if softmax_chosen:
         weights = torch.softmax(weights, -1)
     if normalise:
-        weights = weights / (weights.sum(-1, keepdim=True) + eps)
+        total = weights.sum(-1, keepdim=True) + eps
+        weights = weights / (total.clamp(min=floor) if floor else total)
     return weights * scale, ids
 
 

@@ -20,7 +20,7 @@ struct Segment {
 };
 
 /// The pairs (token, slot), pair = token * top + slot, in order of their expert.
-struct Routing {
+struct Order {
   std::vector<Segment> segments;
   std::vector<int64_t> pair_of;  ///< [rows] the pair of a sorted row
   std::vector<int64_t> row_of;   ///< [rows] the sorted row of a pair
@@ -59,12 +59,12 @@ void share(const Parallel& parallel, int64_t rows, int64_t elements, Body&& body
 
 /// Calls body(segment, piece) for every piece of every chosen expert's output; `w` cuts them.
 template <class Body>
-void for_experts(const Parallel& parallel, const Matrix& w, const Routing& routing, Body&& body) {
+void for_experts(const Parallel& parallel, const Matrix& w, const Order& order, Body&& body) {
   static thread_local std::vector<std::pair<int64_t, Pieces>> kept;
   auto& work = kept;  // tasks run on other threads, which have a vector of their own
   work.clear();
   int64_t tasks = 0;
-  for (const Segment& segment : routing.segments) {
+  for (const Segment& segment : order.segments) {
     work.emplace_back(tasks, Pieces(w, segment.count, parallel.threads));
     tasks += work.back().second.tasks();
   }
@@ -72,7 +72,7 @@ void for_experts(const Parallel& parallel, const Matrix& w, const Routing& routi
     const auto after = std::partition_point(work.begin(), work.end(),
                                             [&](const auto& w) { return w.first <= task; });
     const auto& [first, pieces] = *std::prev(after);
-    const Segment& segment = routing.segments[std::prev(after) - work.begin()];
+    const Segment& segment = order.segments[std::prev(after) - work.begin()];
     pieces.for_task(task - first, [&](const Piece& piece) { body(segment, piece); });
   });
 }
@@ -109,7 +109,7 @@ void gate(const Experts& experts, float* gates, float* ups, int64_t count) {
 bool is_float(Format format) { return block_elements(format) == 1; }
 
 /// The input of every sorted row. One token needs no copies: all rows are row 0.
-Input sorted_input(const Parallel& parallel, const Experts& experts, const Routing& routing,
+Input sorted_input(const Parallel& parallel, const Experts& experts, const Order& order,
                    const float* x, int64_t t, int64_t top) {
   static thread_local Scratch code_scratch, sorted_codes, sorted_floats;
   const Matrix &gate = experts.gate, &up = experts.up;
@@ -128,7 +128,7 @@ Input sorted_input(const Parallel& parallel, const Experts& experts, const Routi
         sorted_codes.reserve(static_cast<size_t>(rows * (k / 32)) * sizeof(InputBlock)));
   share(parallel, rows, rows * k, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      const int64_t token = routing.pair_of[row] / top;
+      const int64_t token = order.pair_of[row] / top;
       if (floats != nullptr) std::copy_n(x + token * k, k, floats + row * k);
       if (sorted.blocks != nullptr)
         std::copy_n(input.blocks + token * (k / 32), k / 32, sorted.blocks + row * (k / 32));
@@ -138,13 +138,13 @@ Input sorted_input(const Parallel& parallel, const Experts& experts, const Routi
 }
 
 /// middle[rows, m] = gated product of each sorted row's expert.
-void gate_up(const Parallel& parallel, const Experts& experts, const Routing& routing,
+void gate_up(const Parallel& parallel, const Experts& experts, const Order& order,
              const Input& input, bool one_token, float* middle) {
   const Matrix &gates = experts.gate, &ups = experts.up;
   const int64_t m = gates.n;
   // Both matrices are cut alike: by the smaller step if their formats have different ones.
   const bool gate_cuts = row_groups_per_step(gates.format) <= row_groups_per_step(ups.format);
-  for_experts(parallel, gate_cuts ? gates : ups, routing, [&](const Segment& s, const Piece& p) {
+  for_experts(parallel, gate_cuts ? gates : ups, order, [&](const Segment& s, const Piece& p) {
     alignas(64) float g[kCallFloats], u[kCallFloats];
     const LinearKernels& kernels = linear_kernels();
     const int64_t token = (one_token ? 0 : s.first) + p.token;
@@ -158,10 +158,10 @@ void gate_up(const Parallel& parallel, const Experts& experts, const Routing& ro
 }
 
 /// out[rows, n] = down(middle) of each sorted row's expert.
-void down(const Parallel& parallel, const Experts& experts, const Routing& routing,
+void down(const Parallel& parallel, const Experts& experts, const Order& order,
           const Input& input, float* out) {
   const Matrix& w = experts.down;
-  for_experts(parallel, w, routing, [&](const Segment& s, const Piece& p) {
+  for_experts(parallel, w, order, [&](const Segment& s, const Piece& p) {
     alignas(64) float products[kCallFloats];
     linear_kernels().dot(of_expert(w, s.expert), input, p.group, p.groups, s.first + p.token,
                          p.tokens, products);
@@ -176,26 +176,26 @@ void moe(const Parallel& parallel, const Experts& experts, const float* x, int64
          const float* weights, const int64_t* ids, int64_t top, float* y) {
   if (t == 0) return;
   static thread_local Scratch middle_scratch, codes_scratch, out_scratch;
-  static thread_local Routing kept;
-  Routing& routing = kept;  // tasks run on other threads, which have one of their own
+  static thread_local Order kept;
+  Order& order = kept;  // tasks run on other threads, which have one of their own
   const int64_t rows = t * top, m = experts.gate.n, n = experts.down.n;
-  routing.sort(ids, rows);
-  const Input input = sorted_input(parallel, experts, routing, x, t, top);
+  order.sort(ids, rows);
+  const Input input = sorted_input(parallel, experts, order, x, t, top);
   float* middle = reinterpret_cast<float*>(
       middle_scratch.reserve(static_cast<size_t>(rows * m) * sizeof(float)));
-  gate_up(parallel, experts, routing, input, t == 1, middle);
+  gate_up(parallel, experts, order, input, t == 1, middle);
   const Input down_input =
       prepare_input(parallel, experts.down.format, middle, rows, m, codes_scratch);
   float* out = reinterpret_cast<float*>(
       out_scratch.reserve(static_cast<size_t>(rows * n) * sizeof(float)));
-  down(parallel, experts, routing, down_input, out);
+  down(parallel, experts, order, down_input, out);
   share(parallel, t, rows * n, [&](int64_t first, int64_t last) {
     for (int64_t token = first; token < last; ++token) {
       float* to = y + token * n;
       std::fill_n(to, n, 0.0f);
       for (int64_t pair = token * top; pair < (token + 1) * top; ++pair) {
         const float weight = weights[pair];
-        const float* from = out + routing.row_of[pair] * n;
+        const float* from = out + order.row_of[pair] * n;
         for (int64_t i = 0; i < n; ++i) to[i] += weight * from[i];
       }
     }
