@@ -63,7 +63,7 @@ from .rewrite import create
 _W = var("weights")
 _SUM = op("sum", _W, axis=LAST, keepdim=True)
 _CORRECTED = op("add", var("scores"), var("correction"))
-_MASKED = op("where", op("logical_not", var("kept")), float("-inf"), var("choice"))
+_MASKED = op("where", op("logical_not", var("kept")), number("fill"), var("choice"))
 
 
 class Refusal(ValueError):
@@ -169,6 +169,8 @@ def _groups(choice: Operand) -> tuple[Operand, dict[str, Attr]]:
     masked = match(_MASKED, choice)
     if not isinstance(masked, Match):
         return choice, {}
+    if masked.number("fill") != float("-inf"):
+        raise Refusal(f"{show(choice)} gives experts outside of the best groups a score")
     inner = unshaped(masked.bound["choice"])
     kept = _unspread(masked.bound["kept"])
     best = producer(unshaped(kept.operands[1])) if kept.op == "scatter" else None
@@ -180,10 +182,13 @@ def _groups(choice: Operand) -> tuple[Operand, dict[str, Attr]]:
     if not same(unshaped(grouped), inner):
         raise Refusal("groups are judged by other values than experts")
     groups, each = grouped.shape[-2:]
-    attrs: dict[str, Attr] = {"groups": groups, "best_groups": attribute(best, "k")}
     spread = masked.shape("kept")
     if best.tensor(0).shape[-1] != groups or spread[-1] != groups * each:
         raise Refusal(f"{show(grouped)} has other groups than the mask")
+    kept_groups = int(attribute(best, "k"))
+    if kept_groups == groups:
+        return inner, {}
+    attrs: dict[str, Attr] = {"groups": groups, "best_groups": kept_groups}
     return inner, attrs | ({"per_group": per_group} if per_group != 1 else {})
 
 

@@ -189,6 +189,17 @@ def _indexed(onnx_name: str) -> Emit:
     return emit
 
 
+def _scatter(emission: Emission, node: Node) -> None:
+    """A literal source stands for every index."""
+    x, index, source = node.operands
+    names = [emission.operand(o) for o in (x, index)]
+    names.append(emission.operand(source, node.result.dtype))
+    if isinstance(source, bool | int | float):
+        shape = emission.full_shape(node.tensor(1).shape)
+        names[2] = emission.node("Expand", [names[2], shape])
+    emission.node("ScatterElements", names, node.result.name, axis=attribute(node, "axis"))
+
+
 def _triangle(upper: int) -> Emit:
     def emit(emission: Emission, node: Node) -> None:
         diagonal = emission.scalar(attribute(node, "diagonal"), DType.I64)
@@ -259,7 +270,7 @@ PRIMITIVES: dict[str, Emit] = {
     "concat": _concat,
     "index_select": _indexed("Gather"),
     "gather": _indexed("GatherElements"),
-    "scatter": _indexed("ScatterElements"),
+    "scatter": _scatter,
     "tril": _triangle(0),
     "triu": _triangle(1),
     "arange": _arange,
