@@ -79,7 +79,9 @@ class PackedExperts:
     def __post_init__(self) -> None:
         size = self.experts * packed_bytes(self.format, self.n, self.k)
         if self.data.dtype != np.uint8 or self.data.shape != (size,):
-            raise ValueError(f"data must be uint8 [{size}], not {self.data.dtype} {self.data.shape}")
+            raise ValueError(
+                f"data must be uint8 [{size}], not {self.data.dtype} {self.data.shape}"
+            )
 
     @classmethod
     def quantized(cls, weight: NDArray[np.float32], fmt: Format, threads: int = 0) -> PackedExperts:
@@ -263,9 +265,9 @@ def moe(
     a, b = (_optional(g, middle, name) for g, name in zip(given[:2], ("gate", "up"), strict=True))
     c = _optional(given[2], (down.experts, down.n), "down")
     y = np.empty((x.shape[0], down.n), np.float32)
-    packed = [(w.data, w.format, w.n, w.k) for w in (gate, up, down)]
+    g, u, d = ((w.data, w.format, w.n, w.k) for w in (gate, up, down))
     ids = np.ascontiguousarray(ids)
-    _kernels.moe(x, weights, ids, *packed, activation, limit, alpha, a, b, c, y, threads)
+    _kernels.moe(x, weights, ids, g, u, d, activation, limit, alpha, a, b, c, y, threads)
     return y
 
 

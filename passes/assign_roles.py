@@ -126,9 +126,9 @@ def _attention(node: Node, users: Users) -> None:
 
 
 def _mlp(node: Node) -> None:
-    first = {"gated_mlp": 1, "moe": 3}.get(node.op)
-    if first is not None:
-        weights = node.operands[first : first + 3]
+    start = {"gated_mlp": 1, "moe": 3}.get(node.op)
+    if start is not None:
+        weights = node.operands[start : start + 3]
         for operand, role in zip(weights, ("ffn_gate", "ffn_up", "ffn_down"), strict=True):
             _mark(operand, role)
         return

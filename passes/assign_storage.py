@@ -21,9 +21,9 @@ after:
       output %y
     }
 
-Matrices that only kernels read (linear, embedding, gated_mlp, moe) get what the policy says; `array` is
-plain row-major f32; inline data keeps its dtype. The policy is an option, so that the rules of a
-quantisation stay outside of the passes.
+Matrices that only kernels read (linear, embedding, gated_mlp, moe) get what the policy says;
+`array` is plain row-major f32; inline data keeps its dtype. The policy is an option, so that the
+rules of a quantisation stay outside of the passes.
 """
 
 from __future__ import annotations

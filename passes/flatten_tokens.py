@@ -152,7 +152,17 @@ class _Flattening:
             "concat": self._along_axis,
             "slice": self._along_axis,
         }
-        for name in ("sum", "mean", "amax", "argmax", "cumsum", "softmax", "topk", "gather", "scatter"):
+        for name in (
+            "sum",
+            "mean",
+            "amax",
+            "argmax",
+            "cumsum",
+            "softmax",
+            "topk",
+            "gather",
+            "scatter",
+        ):
             self.rules[name] = self._along_axis
         self.attended: set[str] = set()
         self.refused: dict[int, NotTokenWise] = {}

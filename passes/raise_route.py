@@ -56,7 +56,19 @@ from ..compiler.ir import (
     attribute,
 )
 from .base import NearMiss, Pass, PassReport
-from .match import LAST, Match, is_last_axis, match, number, number_of, op, producer, same, show, var
+from .match import (
+    LAST,
+    Match,
+    is_last_axis,
+    match,
+    number,
+    number_of,
+    op,
+    producer,
+    same,
+    show,
+    var,
+)
 from .raise_moe import unshaped
 from .rewrite import create
 
@@ -221,9 +233,9 @@ def _group_totals(totals: Operand) -> tuple[Value | Constant, int]:
         return node.tensor(0), 1
     if node is not None and node.op == "sum" and is_last_axis(node):
         top = producer(node.operands[0])
-        if top is not None and top.op == "topk" and node.operands[0] is top.results[0]:
-            if is_last_axis(top):
-                return top.tensor(0), int(attribute(top, "k"))
+        largest = top is not None and top.op == "topk" and node.operands[0] is top.results[0]
+        if top is not None and largest and is_last_axis(top):
+            return top.tensor(0), int(attribute(top, "k"))
     raise Refusal(f"{show(totals)} is no judgement of groups by their best experts")
 
 

@@ -52,6 +52,7 @@ __all__ = [
     "VerifyError",
     "attribute",
     "evaluate_dim",
+    "experts",
     "fused",
     "has_effect",
     "infer",

@@ -54,10 +54,10 @@ MODELS: dict[str, dict[str, object]] = {
     "glm": {"head_dim": 16},
     "cohere": {"use_qk_norm": True},
     "gpt_oss": {"sliding_window": 8, "head_dim": 16, "num_local_experts": 4},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 PRIMITIVES = {"softmax", "rsqrt", "sqrt", "pow", "mean", "neg", "tanh", "cos", "sin", "matmul"}
-EXPERTS = {"gpt_oss": {"softmax": LAYERS, "matmul": 2 * LAYERS}}
-"""What is left inside the layers and belongs to routers and experts."""
 
 
 @cache
@@ -110,7 +110,7 @@ def test_every_pass_keeps_the_logits(name: str) -> None:
 def test_no_primitive_is_left_inside_the_layers(name: str) -> None:
     graph, reports = _raised(name)
     ops = _inside_layers(graph)
-    assert {op: n for op, n in ops.items() if op in PRIMITIVES} == EXPERTS.get(name, {})
+    assert not PRIMITIVES & set(ops)
     assert ops["attention"] == LAYERS
     assert not [m for r in reports for m in r.missed if r.name == "raise-attention"]
 
