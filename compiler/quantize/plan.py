@@ -124,11 +124,11 @@ def _positions(tensors: Iterable[TensorSpec], model: ModelFacts) -> list[tuple[i
 
     Values are counted among the tensors that carry values (a hybrid model has fewer than layers);
     `ffn_down` among the layers: in order of appearance, or, with experts, by the layer itself, as
-    one layer may have several.
+    one layer may have several; where it isn't known, stacked and plain ones count apart.
     """
     specs = list(tensors)
     values = sum(s.role in VALUE_LIKE and len(s.shape) > 1 for s in specs)
-    seen: Counter[str] = Counter()
+    seen: Counter[tuple[str, bool]] = Counter()
     result: dict[int, tuple[int, int]] = {}
     order = sorted(range(len(specs)), key=lambda i: (specs[i].layer is None, specs[i].layer or 0))
     for i in order:
@@ -136,7 +136,8 @@ def _positions(tensors: Iterable[TensorSpec], model: ModelFacts) -> list[tuple[i
         group = "value" if spec.role in VALUE_LIKE else spec.role.value
         count = values if group == "value" else model.layers
         by_layer = spec.role == Role.FFN_DOWN and model.experts > 1 and spec.layer is not None
-        index = spec.layer if by_layer and spec.layer is not None else seen[group]
-        seen[group] += len(spec.shape) > 1
+        kind = (group, spec.role == Role.FFN_DOWN and len(spec.shape) == 3)
+        index = spec.layer if by_layer and spec.layer is not None else seen[kind]
+        seen[kind] += len(spec.shape) > 1
         result[i] = (index, count)
     return [result[i] for i in range(len(specs))]
