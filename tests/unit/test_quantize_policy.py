@@ -209,3 +209,17 @@ def test_unknown_names_get_the_nearest_one() -> None:
         Quantization.parse("q4_km")
     with pytest.raises(SpikeError, match=r"SPK401.*Known: q4_k_m, q6_k, q8_0, f16, bf16, f32"):
         Quantization.parse("zzz")
+
+
+def test_shared_experts_do_not_shift_the_layers_of_stacked_ones() -> None:
+    """With and without known layers, both down projections of a layer get the same format."""
+    specs = [
+        TensorSpec(f"{i}.{len(shape)}", Role.FFN_DOWN, shape, i)
+        for i in range(16)
+        for shape in ((4, 256, 256), (256, 256))
+    ]
+    facts = ModelFacts(layers=16, heads=4, kv_heads=4, experts=4)
+    known = plan(Quantization.Q4_K_M, specs, facts).formats
+    unknown = [TensorSpec(s.name, s.role, s.shape) for s in specs]
+    assert plan(Quantization.Q4_K_M, unknown, facts).formats == known
+    assert [known[f"{i}.3"] == "q6_k" for i in (0, 1, 2, 4, 14)] == [True, True, False, True, True]
