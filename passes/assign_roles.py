@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..compiler.ir import Constant, Graph, Kind, Level, Node, Users, Value, op_of
+from ..compiler.ir.rules import shape_of
 from .base import Pass, PassReport
 
 PRODUCTS = ("linear", "linear_residual")
@@ -160,6 +161,8 @@ def _rest(node: Node) -> None:
     for index, operand in enumerate(node.operands):
         if weighted and index == 1:
             _mark(operand, "norm")
+        elif index == 1 and node.op in PRODUCTS and shape_of(operand)[:1] == (1,):
+            _mark(operand, "ffn_gate_inp")  # one number a token, as a shared expert's gate
         elif index >= 2 and (weighted or node.op in PRODUCTS):
             _mark(operand, "bias")
         else:

@@ -251,7 +251,10 @@ def _clamp(hidden: Operand, found: Match) -> dict[str, Attr]:
     high = gate[1]
     if high is None or gate[0] is not None or up != (-high, high):
         raise Refusal(f"gate and up are clamped to {gate} and {up}, not by one limit")
-    return {"limit": float(high), "alpha": found.number("alpha")}
+    alpha = found.number("alpha")
+    if high <= 0 or alpha <= 0:
+        raise Refusal(f"limit {high} and alpha {alpha} must be positive")
+    return {"limit": float(high), "alpha": alpha}
 
 
 def _part(operand: Operand) -> Part:

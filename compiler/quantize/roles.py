@@ -26,7 +26,7 @@ class Role(StrEnum):
     """Gate and up in one matrix."""
     FFN_DOWN = "ffn_down"
     ROUTER = "ffn_gate_inp"
-    """Chooses experts."""
+    """Chooses experts, or weighs a shared one."""
     POSITION_EMBD = "position_embd"
     """Learned positions."""
     CONV = "conv"

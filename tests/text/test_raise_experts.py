@@ -129,6 +129,7 @@ OTHER_IDS = (
         ),
         ((*CLAMPED[:1], ("mul(%a, %u) :", "mul(%u1, %a) :"), ("low=-7.0", "low=-6.0")),
          "not by one limit"),
+        ((*CLAMPED, ("mul(%gc, 1.702)", "mul(%gc, -1.702)")), "must be positive"),
     ],
 )  # fmt: skip
 def test_experts_that_are_refused(changes: tuple[tuple[str, str], ...], reason: str) -> None:
@@ -220,6 +221,21 @@ def test_routers_and_experts_get_their_roles() -> None:
             "up": "ffn_up",
             "down": "ffn_down",
         }
+
+
+def test_a_shared_experts_gate_is_kept_like_a_router() -> None:
+    graph = parse_graph("""graph g fused {
+      input %x : f32[T, 8]
+      const @gate : f32[1, 8] = parameter "shared_expert_gate"
+      const @w : f32[8, 8] = parameter "shared"
+      %g = linear(%x, @gate) : f32[T, 1]
+      %s = sigmoid(%g) : f32[T, 1]
+      %m = mul(%x, %s) : f32[T, 8]
+      %y = linear(%m, @w) : f32[T, 8]
+      output %y
+    }""")
+    run_pass(graph, AssignRoles())
+    assert {c.role for c in graph.constants.values()} == {"ffn_gate_inp", "output"}
 
 
 def test_experts_are_token_wise() -> None:
