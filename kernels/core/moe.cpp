@@ -25,7 +25,7 @@ struct Order {
   std::vector<int64_t> pair_of;  ///< [rows] the pair of a sorted row
   std::vector<int64_t> row_of;   ///< [rows] the sorted row of a pair
 
-  /// A stable sort, by comparison: E may be large and the pairs few.
+  /// By comparison, not by counting: experts may be many and pairs few.
   void sort(const int64_t* ids, int64_t rows) {
     pair_of.resize(static_cast<size_t>(rows));
     row_of.resize(static_cast<size_t>(rows));
@@ -53,8 +53,7 @@ template <class Body>
 void share(const Parallel& parallel, int64_t rows, int64_t elements, Body&& body) {
   const int64_t wide = std::min<int64_t>(rows, parallel.threads * 2);
   const int64_t tasks = elements < kParallelElements ? 1 : wide;
-  parallel(tasks,
-           [&](int64_t task) { body(rows * task / tasks, rows * (task + 1) / tasks); });
+  parallel(tasks, [&](int64_t task) { body(rows * task / tasks, rows * (task + 1) / tasks); });
 }
 
 /// Calls body(segment, piece) for every piece of every chosen expert's output; `w` cuts them.
@@ -70,7 +69,7 @@ void for_experts(const Parallel& parallel, const Matrix& w, const Order& order, 
   }
   parallel(tasks, [&](int64_t task) {
     const auto after = std::partition_point(work.begin(), work.end(),
-                                            [&](const auto& w) { return w.first <= task; });
+                                            [&](const auto& part) { return part.first <= task; });
     const auto& [first, pieces] = *std::prev(after);
     const Segment& segment = order.segments[std::prev(after) - work.begin()];
     pieces.for_task(task - first, [&](const Piece& piece) { body(segment, piece); });
@@ -108,15 +107,15 @@ void gate(const Experts& experts, float* gates, float* ups, int64_t count) {
 
 bool is_float(Format format) { return block_elements(format) == 1; }
 
-/// The input of every sorted row. One token needs no copies: all rows are row 0.
+/// The input of every sorted row; or, if `shared`, of the one token that all rows are.
 Input sorted_input(const Parallel& parallel, const Experts& experts, const Order& order,
-                   const float* x, int64_t t, int64_t top) {
+                   const float* x, int64_t t, int64_t top, bool shared) {
   static thread_local Scratch code_scratch, sorted_codes, sorted_floats;
   const Matrix &gate = experts.gate, &up = experts.up;
   // One quantisation serves both matrices; a float format reads only x and needs none.
   const Format format = is_float(gate.format) ? up.format : gate.format;
   const Input input = prepare_input(parallel, format, x, t, gate.k, code_scratch);
-  if (t == 1) return input;
+  if (shared) return input;
   const int64_t rows = t * top, k = gate.k;
   Input sorted{k, nullptr, nullptr};
   float* floats = nullptr;
@@ -139,7 +138,7 @@ Input sorted_input(const Parallel& parallel, const Experts& experts, const Order
 
 /// middle[rows, m] = gated product of each sorted row's expert.
 void gate_up(const Parallel& parallel, const Experts& experts, const Order& order,
-             const Input& input, bool one_token, float* middle) {
+             const Input& input, bool shared, float* middle) {
   const Matrix &gates = experts.gate, &ups = experts.up;
   const int64_t m = gates.n;
   // Both matrices are cut alike: by the smaller step if their formats have different ones.
@@ -147,7 +146,7 @@ void gate_up(const Parallel& parallel, const Experts& experts, const Order& orde
   for_experts(parallel, gate_cuts ? gates : ups, order, [&](const Segment& s, const Piece& p) {
     alignas(64) float g[kCallFloats], u[kCallFloats];
     const LinearKernels& kernels = linear_kernels();
-    const int64_t token = (one_token ? 0 : s.first) + p.token;
+    const int64_t token = (shared ? 0 : s.first) + p.token;
     kernels.dot(of_expert(gates, s.expert), input, p.group, p.groups, token, p.tokens, g);
     kernels.dot(of_expert(ups, s.expert), input, p.group, p.groups, token, p.tokens, u);
     if (experts.gate_bias != nullptr) add_bias(p, m, experts.gate_bias + s.expert * m, g);
@@ -165,7 +164,8 @@ void down(const Parallel& parallel, const Experts& experts, const Order& order,
     alignas(64) float products[kCallFloats];
     linear_kernels().dot(of_expert(w, s.expert), input, p.group, p.groups, s.first + p.token,
                          p.tokens, products);
-    if (experts.down_bias != nullptr) add_bias(p, w.n, experts.down_bias + s.expert * w.n, products);
+    if (experts.down_bias != nullptr)
+      add_bias(p, w.n, experts.down_bias + s.expert * w.n, products);
     write(p, products, w.n, s.first, out);
   });
 }
@@ -180,10 +180,12 @@ void moe(const Parallel& parallel, const Experts& experts, const float* x, int64
   Order& order = kept;  // tasks run on other threads, which have one of their own
   const int64_t rows = t * top, m = experts.gate.n, n = experts.down.n;
   order.sort(ids, rows);
-  const Input input = sorted_input(parallel, experts, order, x, t, top);
+  // Every expert of a single token reads it where it is, unless it was chosen twice.
+  const bool shared = t == 1 && static_cast<int64_t>(order.segments.size()) == rows;
+  const Input input = sorted_input(parallel, experts, order, x, t, top, shared);
   float* middle = reinterpret_cast<float*>(
       middle_scratch.reserve(static_cast<size_t>(rows * m) * sizeof(float)));
-  gate_up(parallel, experts, order, input, t == 1, middle);
+  gate_up(parallel, experts, order, input, shared, middle);
   const Input down_input =
       prepare_input(parallel, experts.down.format, middle, rows, m, codes_scratch);
   float* out = reinterpret_cast<float*>(

@@ -32,7 +32,7 @@ void largest(const std::vector<float>& values, int64_t top, std::vector<int64_t>
 /// One token at a time; the vectors keep their memory.
 struct Router {
   const Routing& routing;
-  std::vector<float> scores, choice, totals;
+  std::vector<float> scores, choice, totals, members;
   std::vector<int64_t> order;
 
   void read(const float* logits, int64_t experts) {
@@ -47,11 +47,10 @@ struct Router {
     const int64_t each = static_cast<int64_t>(choice.size()) / routing.groups;
     totals.clear();
     for (int64_t g = 0; g < routing.groups; ++g) {
-      std::vector<float>& members = scratch;
       members.assign(choice.begin() + g * each, choice.begin() + (g + 1) * each);
-      std::partial_sort(members.begin(), members.begin() + routing.per_group, members.end(), before);
-      totals.push_back(
-          std::accumulate(members.begin(), members.begin() + routing.per_group, 0.0f));
+      const auto end = members.begin() + routing.per_group;
+      std::partial_sort(members.begin(), end, members.end(), before);
+      totals.push_back(std::accumulate(members.begin(), end, 0.0f));
     }
     largest(totals, routing.best_groups, order);
     std::vector<bool> kept(totals.size());
@@ -81,8 +80,6 @@ struct Router {
     }
     for (int64_t j = 0; j < routing.top; ++j) weights[j] *= routing.scale;
   }
-
-  std::vector<float> scratch;
 };
 
 }  // namespace

@@ -117,6 +117,19 @@ def test_moe_has_the_bits_of_its_experts_gated_mlps(fmt: Format, shape: tuple[in
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_an_expert_may_be_chosen_twice(fmt: Format, tokens: int) -> None:
+    problem = Problem(fmt, (tokens, 3, 3, 1, 1, 16))
+    problem.ids[:] = [2, 0, 2]
+    apart = np.zeros((tokens, 16), np.float32)
+    for slot in range(3):
+        one = slice(slot, slot + 1)
+        ids = np.ascontiguousarray(problem.ids[:, one])
+        apart += kernels.moe(problem.x, problem.weights[:, one], ids, *problem.packed)
+    np.testing.assert_array_equal(problem.run(), apart)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_all_tokens_may_choose_one_expert(fmt: Format) -> None:
     problem = Problem(fmt, (70, 3, 1, 1, 2, 48))
     problem.ids[:], problem.weights[:] = 2, 1
