@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from ..compiler.analysis import Certificate
 from ..compiler.ir import Graph, Level
 
 
@@ -29,12 +30,14 @@ class PassReport:
         fired: one entry per rewrite: the module path it happened in.
         missed: near misses with their reasons.
         facts: numbers and decisions for the build report, JSON-able.
+        certificates: precision decisions, one per value.
     """
 
     name: str
     fired: list[str] = field(default_factory=list)
     missed: list[NearMiss] = field(default_factory=list)
     facts: dict[str, object] = field(default_factory=dict)
+    certificates: list[Certificate] = field(default_factory=list)
 
     @property
     def modified(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from ..errors import SpikeError
 from .alias_kv import AliasKv
 from .assign_kernels import AssignKernels
+from .assign_precision import AssignPrecision
 from .assign_roles import AssignRoles
 from .assign_storage import AssignStorage
 from .base import Pass
@@ -57,7 +58,7 @@ def default_pipeline() -> tuple[Phase, ...]:
         Phase("state", (AliasKv(),)),
         Phase("ragged", (FlattenTokens(), CleanUp(), SelectLogitRows())),
         Phase("fuse", (FoldNormOffset(), FuseResidual())),
-        Phase("place", (AssignRoles(), AssignStorage(), AssignKernels())),
+        Phase("place", (AssignRoles(), AssignStorage(), AssignPrecision(), AssignKernels())),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from ..ir import DType, Graph, State, TensorType, Value, symbol
+from ..ir import OPS, DType, Graph, Kind, Node, State, TensorType, Value, symbol
 from .emission import ONNX_DTYPE, Emission, StoredTensor, value_info
 from .kernel_nodes import KERNELS
 from .primitive_nodes import PRIMITIVES
@@ -44,6 +44,7 @@ def emit_onnx(
         _input(emission, value)
     for node in graph.nodes:
         EMITTERS[node.op](emission, node)
+        _round(emission, node)
     emission.outputs = [value_info(v.name, v.type) for v in graph.outputs]
     for state in graph.states.values():
         if state.input is None:
@@ -64,6 +65,21 @@ def _input(emission: Emission, value: Value) -> None:
         inside = f"{value.name}.{value.dtype.value}"
         emission.node("Cast", [value.name], inside, to=ONNX_DTYPE[value.dtype])
         value.name = inside
+
+
+def _round(emission: Emission, node: Node) -> None:
+    """Results with a precision pass through it: one cast down, one cast up for all readers.
+
+    A node that only moves elements which are rounded already has nothing left to round. Graph
+    outputs keep their names and have no precision.
+    """
+    for value in node.results:
+        moved = OPS[node.op].kind is Kind.SHAPE and all(
+            isinstance(o, Value) and o.precision is value.precision for o in node.operands
+        )
+        if value.precision is not None and not moved:
+            low = emission.cast(value.name, value.precision)
+            value.name = emission.cast(low, value.dtype)
 
 
 def state_names(state: State) -> tuple[str, str]:

@@ -20,13 +20,14 @@ from .graph import (
     Value,
     topological,
 )
-from .interpret import Interpreter, PagedState
+from .interpret import Interpreter, PagedState, Parameters, constant_tensor
 from .ops import OPS, Kind, Op, attribute, has_effect, infer, op_of
 from .text import IrSyntaxError, parse_graph, print_graph, print_node
-from .types import Dim, DType, Shape, SymDim, TensorType, evaluate_dim, parse_dim, symbol
+from .types import HALVES, Dim, DType, Shape, SymDim, TensorType, evaluate_dim, parse_dim, symbol
 from .verify import VerifyError, verify, violations
 
 __all__ = [
+    "HALVES",
     "OPS",
     "Attr",
     "Builder",
@@ -42,6 +43,7 @@ __all__ = [
     "Op",
     "Operand",
     "PagedState",
+    "Parameters",
     "Shape",
     "State",
     "SymDim",
@@ -51,6 +53,7 @@ __all__ = [
     "Value",
     "VerifyError",
     "attribute",
+    "constant_tensor",
     "evaluate_dim",
     "experts",
     "fused",

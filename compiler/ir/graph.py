@@ -33,11 +33,17 @@ Attr = AttrItem | tuple[AttrItem, ...]
 
 @dataclass(eq=False)
 class Value:
-    """One SSA value: a graph input or a node's result. Compared by identity."""
+    """One SSA value: a graph input or a node's result. Compared by identity.
+
+    `precision` is the narrower float that a result is rounded to after it was computed, printed
+    ``f32[T, 8] as f16``; readers see the rounded value, in the value's own dtype. None: it is not
+    rounded.
+    """
 
     name: str
     type: TensorType
     node: Node | None = None
+    precision: DType | None = None
 
     @property
     def shape(self) -> Shape:

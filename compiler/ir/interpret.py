@@ -1,7 +1,8 @@
 """The reference interpreter: runs a graph with the ops' reference functions in torch.
 
 Slow and plain on purpose: it is the meaning of a graph, against which passes and engines are
-compared. Values are freed after their last use, constants are fetched one at a time.
+compared. Values are freed after their last use, constants are fetched one at a time. A result with
+a precision is rounded to it, as an engine would: what exceeds the format becomes infinite.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Interpreter:
         env, sizes = self._bind(inputs)
         last = self._last_uses()
         for index, node in enumerate(self.graph.nodes):
-            results = self._node(node, env, sizes)
+            computed = self._node(node, env, sizes)
+            results = [_rounded(v, r) for v, r in zip(node.results, computed, strict=True)]
             env.update({id(v): r for v, r in zip(node.results, results, strict=True)})
             if self.observe is not None:
                 self.observe(node, results)
@@ -93,16 +95,9 @@ class Interpreter:
     def _operand(self, operand: Operand, env: dict[int, Tensor]) -> Tensor | float:
         if isinstance(operand, Value):
             return env[id(operand)]
-        return self._constant(operand) if isinstance(operand, Constant) else operand
-
-    def _constant(self, const: Constant) -> Tensor:
-        if const.data is not None:
-            return torch.from_numpy(const.data.copy()).to(TORCH_DTYPE[const.dtype])
-        assert const.parameter is not None
-        stored = self.parameters(const.parameter).to(TORCH_DTYPE[const.dtype])
-        stored = stored.mT if const.transposed else stored
-        stored = stored[..., slice(*const.rows), :] if const.rows else stored
-        return stored + const.plus if const.plus else stored
+        if isinstance(operand, Constant):
+            return constant_tensor(operand, self.parameters)
+        return operand
 
     def _node(self, node: Node, env: dict[int, Tensor], sizes: dict[str, int]) -> list[Tensor]:
         operands = [self._operand(o, env) for o in node.operands]
@@ -145,6 +140,23 @@ class Interpreter:
             chunk = attend(here, past_k, past_v, seen, sinks, scale, softcap)
             outputs[start:end] = chunk[0].transpose(0, 1)
         return outputs
+
+
+def constant_tensor(const: Constant, parameters: Parameters) -> Tensor:
+    """A constant's values in its compute dtype."""
+    if const.data is not None:
+        return torch.from_numpy(const.data.copy()).to(TORCH_DTYPE[const.dtype])
+    assert const.parameter is not None
+    stored = parameters(const.parameter).to(TORCH_DTYPE[const.dtype])
+    stored = stored.mT if const.transposed else stored
+    stored = stored[..., slice(*const.rows), :] if const.rows else stored
+    return stored + const.plus if const.plus else stored
+
+
+def _rounded(value: Value, tensor: Tensor) -> Tensor:
+    if value.precision is None:
+        return tensor
+    return tensor.to(TORCH_DTYPE[value.precision]).to(tensor.dtype)
 
 
 def _head_major(rows: Tensor) -> Tensor:

@@ -6,11 +6,12 @@
       const @inv_freq : f32[2] = data "AACAPwrXIzw="
       state layers.0.key : f32[B, 2, P, 16] axis=2 kind=kv input=%past output=%present
       %x = embedding(@embed, %tokens) : f32[B, S, 64] in model.embed_tokens
-      %y = mul(%x, 8.0) : f32[B, S, 64] in model
+      %y = mul(%x, 8.0) : f32[B, S, 64] as f16 in model
       output %y
     }
 
-Data is base64 of little-endian bytes. Comments start with ``//``.
+``as f16`` is a value's precision (see `Value`). Data is base64 of little-endian bytes. Comments
+start with ``//``.
 """
 
 from __future__ import annotations
@@ -58,9 +59,13 @@ def print_node(node: Node) -> str:
     names = ", ".join(f"%{v.name}" for v in node.results)
     arguments = [_operand_text(o) for o in node.operands]
     arguments += [f"{k}={_attr_text(v)}" for k, v in node.attrs.items()]
-    types = ", ".join(str(v.type) for v in node.results)
+    types = ", ".join(map(_type_text, node.results))
     tail = (f" by {node.kernel}" if node.kernel else "") + (f" in {node.scope}" * bool(node.scope))
     return f"{names} = {node.op}({', '.join(arguments)}) : {types}{tail}"
+
+
+def _type_text(value: Value) -> str:
+    return str(value.type) + (f" as {value.precision.value}" if value.precision else "")
 
 
 def _const_text(const: Constant) -> str:
@@ -106,6 +111,7 @@ def parse_graph(text: str) -> Graph:
 
 
 _NODE = re.compile(r"(%.+?) = (\w+)\((.*)\) : (.+?)(?: by ([\w.]+))?(?: in ([\w.]+))?$")
+_RESULT = re.compile(r"(\w+\[[^\]]*\])(?: as (\w+))?")
 _CONST = re.compile(r'const @([\w.]+) : (\S+\[.*?\]) = (parameter|data) ("(?:[^"\\]|\\.)*")(.*)$')
 _STATE = re.compile(r"state ([\w.]+) : (\S+\[.*?\])(.*)$")
 _INPUT = re.compile(r"input %([\w.]+) : (.+)$")
@@ -239,16 +245,12 @@ class _Parser:
                 node.attrs[name] = _parse_attr(text, specs[name].type)
             else:
                 node.operands.append(self._operand(item))
-        types = _split_types(match[4])
         names = [n.strip().lstrip("%") for n in match[1].split(",")]
-        node.results = [
-            self._define(n, TensorType.parse(t), node) for n, t in zip(names, types, strict=True)
-        ]
+        for name, (kind, precision) in zip(names, _RESULT.findall(match[4]), strict=True):
+            value = self._define(name, TensorType.parse(kind), node)
+            value.precision = DType(precision) if precision else None
+            node.results.append(value)
         self.graph.nodes.append(node)
-
-
-def _split_types(text: str) -> list[str]:
-    return re.findall(r"\w+\[[^\]]*\]", text)
 
 
 def _decode(text: str, kind: TensorType) -> npt.NDArray[np.generic]:

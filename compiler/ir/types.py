@@ -31,6 +31,9 @@ class DType(Enum):
         return {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "f16": 2, "bf16": 2}.get(self.value, 1)
 
 
+HALVES = (DType.F16, DType.BF16)
+"""What an f32 value may be rounded to."""
+
 Monomial = tuple[str, ...]
 
 

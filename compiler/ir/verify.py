@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from .graph import Constant, Graph, Level, Node, Value
 from .ops import OPS, infer
 from .text import print_node
-from .types import SymDim
+from .types import HALVES, DType, SymDim
 
 
 class VerifyError(ValueError):
@@ -35,6 +35,8 @@ def violations(graph: Graph) -> Iterator[str]:
     for root in graph.roots():
         if id(root) not in defined:
             yield f"%{root.name} leaves the graph but is not defined in it"
+        if root.precision:
+            yield f"%{root.name} leaves the graph: its precision is its type's"
     yield from _states(graph)
     if graph.level is Level.PLACED:
         yield from _placed(graph)
@@ -49,6 +51,9 @@ def _node(graph: Graph, node: Node, defined: set[int]) -> Iterator[str]:
     if node.op not in OPS or graph.level not in OPS[node.op].levels:
         yield f"{node.op} is not allowed at level {graph.level.value}"
         return
+    for value in node.results:
+        if value.precision and (value.dtype is not DType.F32 or value.precision not in HALVES):
+            yield f"%{value.name} : {value.type} cannot have precision {value.precision.value}"
     if any(v.node is not node for v in node.results):
         yield "a result does not point back to its node"
     try:

@@ -12,6 +12,7 @@ import spikeinfer.passes
 from spikeinfer.compiler.ir import Level, parse_graph, print_graph, verify
 from spikeinfer.passes.base import Pass
 from spikeinfer.passes.manager import run_pass
+from spikeinfer.passes.pipeline import with_options
 
 
 def _passes() -> list[type[Pass]]:
@@ -42,6 +43,12 @@ def _section(doc: str, start: str) -> str:
     return textwrap.dedent("\n".join(body)).strip("\n")
 
 
+def _options(doc: str) -> dict[str, object]:
+    """What the pass of the example is set to, one `name: value` a line; nothing by default."""
+    lines = _section(doc, "options").splitlines() if "\noptions:\n" in doc else []
+    return dict(line.split(": ", 1) for line in lines)
+
+
 def _graph_text(body: str, level: str) -> str:
     return body + "\n" if body.startswith("graph ") else f"graph doc {level} {{\n{body}\n}}\n"
 
@@ -53,7 +60,7 @@ def test_docstring_shows_what_the_pass_does(kind: type[Pass]) -> None:
     level = kind.requires[0].value
     graph = parse_graph(_graph_text(_section(doc, "before"), level))
     verify(graph)
-    report = run_pass(graph, kind())
+    report = run_pass(graph, with_options(kind(), _options(doc)))
     assert report.fired
     after = parse_graph(_graph_text(_section(doc, "after"), graph.level.value))
     verify(after)

@@ -1,0 +1,28 @@
+"""What can be known of a graph's values without trusting luck: ranges, errors, overflow.
+
+bounds.py     intervals and row norms      weights.py      norms of constants
+intervals.py  bounds of every value        sensitivity.py  what rounding a value costs
+observe.py    ranges on calibration text   certify.py      both against a format: certificates
+overflow.py   which node exceeds a format first
+"""
+
+from .bounds import Bound
+from .certify import Analysis, Certificate, Evidence
+from .formats import FORMATS, Format
+from .intervals import intervals
+from .observe import Observed, observe, prefill
+from .weights import Weights
+
+__all__ = [
+    "FORMATS",
+    "Analysis",
+    "Bound",
+    "Certificate",
+    "Evidence",
+    "Format",
+    "Observed",
+    "Weights",
+    "intervals",
+    "observe",
+    "prefill",
+]
