@@ -76,7 +76,8 @@ def build(
         str | None, Flag(help="The checkpoint's type, if its config.json states none.")
     ] = None,
     dtype: Annotated[
-        str | None, Flag(help="Unquantised matrices: auto, float32, float16, bfloat16.")
+        str | None,
+        Flag(help="Matrices and, where that is safe, values: auto, float32, float16, bfloat16."),
     ] = None,
     quantization: Annotated[
         str | None, Flag("--quantization", "-q", help="none, q4_k_m, q6_k, q8_0, f16, bf16, f32.")
@@ -116,7 +117,9 @@ def build(
         Literal["none", "layer_names_only", "detailed"] | None, Flag(help="Only none, so far.")
     ] = None,
     max_kl: Annotated[float | None, Flag(help="(not in this version)")] = None,
-    calibration: Annotated[str | None, Flag(help="(not in this version)")] = None,
+    calibration: Annotated[
+        Path | None, Flag(help="Text on which ranges are observed for half precision.")
+    ] = None,
     target_sm: Annotated[str | None, Flag(help="(not in this version)")] = None,
     json: Json = False,
     log_level: Level = LogLevel.INFO,

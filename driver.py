@@ -90,7 +90,7 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
 
 
 def _compile(request: BuildRequest, tell: Progress) -> _Build:
-    """Checkpoint to placed graph; reads no weights."""
+    """Checkpoint to placed graph; reads weights only to decide about half precision."""
     tell.phase("checkpoint")
     checkpoint = Checkpoint.open(request.model, request.model_type)
     for note in checkpoint.notes:
@@ -101,7 +101,8 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     quantization = Quantization.parse(request.quantization, dtype)
     longest = sequence_limit(request, checkpoint)
     storage = Storage(quantization, model_facts(checkpoint))
-    phases = passes_for(request, storage, kv_format(request, quantization))
+    cache = kv_format(request, quantization)
+    phases = passes_for(request, checkpoint, storage, cache, longest)
     tell.phase("trace")
     graph = import_model(checkpoint, max_positions=longest)
     tell.phase("passes", sum(len(p.passes) for p in phases), "passes")

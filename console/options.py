@@ -13,7 +13,6 @@ from .recipes import load
 
 LATER = {
     "max_kl": "State limits in a recipe (golden: thresholds: mean_kl: ...).",
-    "calibration": "The formats of this version need no calibration data.",
     "target_sm": "It is for the tensorrt backend; build with --backend onnxruntime.",
 }
 """Flags that parse, but whose feature is not there yet, and what to do instead."""

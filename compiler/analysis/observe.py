@@ -98,7 +98,9 @@ def _ragged(
     given = {
         "tokens": torch.cat(tokens),
         "positions": torch.cat(positions),
-        "slots": torch.cat([t[0] * BLOCK + torch.arange(n) for t, n in zip(tables, lengths, strict=True)]),
+        "slots": torch.cat(
+            [t[0] * BLOCK + torch.arange(n) for t, n in zip(tables, lengths, strict=True)]
+        ),
         "seq_starts": torch.cat((torch.zeros(1, dtype=torch.int64), ends)),
         "kv_lens": lengths,
         "block_tables": tables,

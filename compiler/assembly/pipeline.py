@@ -8,13 +8,16 @@ from pathlib import Path
 
 from ...errors import ExitCode, SpikeError
 from ...passes.assign_kernels import AssignKernels
+from ...passes.assign_precision import DTYPES, AssignPrecision
 from ...passes.assign_storage import AssignStorage
 from ...passes.base import Pass, PassReport
 from ...passes.manager import Observer, Phase
 from ...passes.pipeline import configure, default_pipeline
 from ..backends import KERNEL_NAMES
+from ..frontend.checkpoint import Checkpoint
 from ..ir import Constant, Graph, print_graph
 from ..quantize import ModelFacts, Quantization, Role, StoragePlan, TensorSpec, plan
+from .calibration import observer
 from .request import BuildRequest
 
 STREAMING_ONLY = ("alias-kv", "flatten-tokens", "select-logit-rows")
@@ -37,8 +40,13 @@ class Storage:
         return self.plan.formats
 
 
-def passes_for(request: BuildRequest, storage: Storage, kv_format: str) -> tuple[Phase, ...]:
-    """The phases of this build. Raises SPK301..303 for wrong names or options in the recipe."""
+def passes_for(
+    request: BuildRequest, checkpoint: Checkpoint, storage: Storage, kv_format: str, longest: int
+) -> tuple[Phase, ...]:
+    """The phases of this build, for sequences of up to `longest` tokens.
+
+    Raises SPK301..303 for wrong names or options in the recipe, SPK816 for calibration text.
+    """
     left_out = set(request.without)
     if not request.enable_streaming:
         left_out.update(STREAMING_ONLY)
@@ -47,9 +55,20 @@ def passes_for(request: BuildRequest, storage: Storage, kv_format: str) -> tuple
     def with_policy(step: Pass) -> Pass:
         if isinstance(step, AssignStorage):
             return replace(step, policy=storage, kv_format=kv_format)
+        if isinstance(step, AssignPrecision) and request.dtype in DTYPES:
+            low = replace(step, dtype=request.dtype, longest=longest)
+            return _calibrated(low, request, checkpoint)
         return replace(step, kernels=KERNEL_NAMES) if isinstance(step, AssignKernels) else step
 
     return tuple(Phase(p.name, tuple(map(with_policy, p.passes))) for p in phases)
+
+
+def _calibrated(
+    step: AssignPrecision, request: BuildRequest, checkpoint: Checkpoint
+) -> AssignPrecision:
+    """With weights and calibration text; a dry run reads neither and decides by proofs alone."""
+    watch = observer(checkpoint, request.calibration, step.longest)
+    return step if request.dry_run else replace(step, parameters=checkpoint.load, observe=watch)
 
 
 class DumpIr(Observer):

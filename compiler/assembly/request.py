@@ -15,7 +15,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
 KV_TYPES = ("auto", "paged", "continuous")
 BACKENDS = ("onnxruntime", "tensorrt")
-PATHS = ("model", "output_dir", "dump_ir", "golden")
+PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration")
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class BuildRequest:
         model: checkpoint directory.
         output_dir: engine directory to publish.
         model_type: the checkpoint's type if config.json does not state it.
-        dtype: storage of unquantised matrices; ``auto`` is the checkpoint's. Kernels compute in
-            float32.
+        dtype: storage of unquantised matrices; ``auto`` is the checkpoint's. ``float16`` and
+            ``bfloat16`` also round every value to it for which that is safe (assign-precision).
         quantization: ``q4_k_m`` and so on; ``none`` keeps matrices in `dtype`.
         enable_streaming: flat tokens over a paged cache, instead of batch, sequence and past.
         max_num_tokens: tokens of one step.
@@ -39,6 +39,7 @@ class BuildRequest:
         workers: threads of the quantiser; 0 for one per CPU.
         golden: ``auto``, ``off``, or a golden set's file.
         thresholds: limits of the golden gate that replace the format's own.
+        calibration: text file on which values are observed for ``dtype``; None is our own text.
         without: passes to leave out.
         pass_options: options by pass name.
         dry_run: stop before any weight is read and say what would be built.
@@ -63,6 +64,7 @@ class BuildRequest:
     backend: str = "onnxruntime"
     golden: str = "auto"
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    calibration: Path | None = None
     without: tuple[str, ...] = ()
     pass_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     dry_run: bool = False
@@ -106,6 +108,7 @@ class BuildRequest:
         """Every option but paths, as the manifest keeps them; the golden file by its name."""
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in PATHS}
         kept["golden"] = Path(self.golden).name
+        kept["calibration"] = Path(self.calibration).name if self.calibration else "own text"
         kept["without"] = list(self.without)
         for view_only in ("dry_run", "keep_failed", "workers", "verify_passes"):
             del kept[view_only]

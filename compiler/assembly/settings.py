@@ -16,7 +16,6 @@ from ..engine import (
     EngineConfig,
     NearMiss,
     PassEntry,
-    PrecisionEntry,
     PretrainedConfig,
     Provenance,
     QuantizationConfig,
@@ -27,6 +26,7 @@ from ..engine import (
 from ..frontend.checkpoint import Checkpoint
 from ..ir import Graph, State, SymDim
 from ..quantize import ModelFacts, Quantization, StoragePlan
+from .precision import precision_table
 from .request import BuildRequest
 
 LONGEST = 8192
@@ -130,7 +130,7 @@ def engine_config(
             eos_token_ids=_eos(checkpoint),
             states=tuple(_state(s) for s in graph.states.values()),
             weights=tuple(weights),
-            precision=_precision(graph),
+            precision=precision_table(graph, reports),
             passes=tuple(map(_entry, reports)),
             report=_report(checkpoint, reports, plan, memory),
         ),
@@ -188,17 +188,6 @@ def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
         found.append(json.loads(path.read_text(encoding="utf-8")).get("eos_token_id"))
     ids = {i for item in found for i in (item if isinstance(item, list) else [item])}
     return tuple(sorted(i for i in ids if isinstance(i, int)))
-
-
-def _precision(graph: Graph) -> tuple[PrecisionEntry, ...]:
-    """One row per state and per kind of value; every kernel computes and sums in float32."""
-    rows = [
-        PrecisionEntry(s.name, "cached rows", s.format, "storage of the cache; read as f32")
-        for s in graph.states.values()
-    ]
-    why = "activations of block formats are rounded to int8 per 32 inside the kernel; sums are f32"
-    kernels = sorted({n.kernel for n in graph.nodes})
-    return (*rows, *(PrecisionEntry("*", kernel, "f32", why) for kernel in kernels))
 
 
 def _entry(report: PassReport) -> PassEntry:

@@ -87,12 +87,21 @@ class WeightSpec:
 
 @dataclass(frozen=True)
 class PrecisionEntry:
-    """One precision decision: where, which value, the chosen compute dtype, and why."""
+    """One precision decision: where, which value, the chosen dtype, and why.
+
+    Values of a half-precision engine also state the op that made them, the range observed on
+    calibration text (low, high), the proven bound of their magnitude, and the rounding error at the
+    end of their subpath in units of the format; None where there is no finite figure.
+    """
 
     scope: str
     value: str
     dtype: str
     reason: str
+    op: str = ""
+    observed: tuple[float, ...] = ()
+    bound: float | None = None
+    units: float | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from .check import NEAR_TIE, Divergence, GoldenReport, Scorer, check
 from .diff import GoldenDiff, diff
-from .gate import gate
+from .gate import gate, text_windows
 from .record import Prompt, record
 from .reference import Reference
 from .sets import GoldenPrompt, GoldenSet
@@ -38,5 +38,6 @@ __all__ = [
     "diff",
     "gate",
     "record",
+    "text_windows",
     "thresholds_for",
 ]

@@ -70,12 +70,15 @@ def gate(
 
 
 def text_windows(
-    checkpoint: Path, vocab_size: int, max_tokens: int, window: int
+    checkpoint: Path, vocab_size: int, max_tokens: int, window: int, text: str = ""
 ) -> list[list[int]]:
-    """At least one window of ids; the text's own beginning first, special tokens included."""
+    """At least one window of ids; the text's own beginning first, special tokens included.
+
+    Without a text it is the gate's own; without a tokenizer, ids are drawn.
+    """
     if not (checkpoint / "tokenizer.json").is_file():
         return [list(random_tokens(vocab_size, min(window, max_tokens), "gate"))]
-    text = PROSE.read_text(encoding="utf-8")
+    text = text or PROSE.read_text(encoding="utf-8")
     ids, plain = tokenize(checkpoint, text), tokenize(checkpoint, text, special=False)
     # A model trained with a first special token wants it in front of every window.
     lead = ids[: max(len(ids) - len(plain), 0)]
