@@ -42,6 +42,7 @@ class View(StrEnum):
     PRECISION = "precision"
     PASSES = "passes"
     QUANTIZATION = "quantization"
+    OVERFLOW = "overflow"
 
 
 def version(value: bool) -> None:
@@ -176,14 +177,31 @@ def run_engine(
 
 @app.command()
 def inspect(
-    engine: Engine,
-    view: Annotated[View, typer.Argument(help="What to show.")] = View.REPORT,
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[VIEW] ENGINE", help=f"What to show: {', '.join(View)}."),
+    ],
+    dtype: Annotated[str, Flag(help="For overflow: float16 or bfloat16.")] = "float16",
+    calibration: Annotated[
+        Path | None, Flag(help="For overflow: text to run; default: text of ours.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show what is in an engine: sizes, formats, precision, passes, golden figures."""
-    from .console.inspect import show
+    """Show what is in an engine: sizes, formats, precision, passes, golden figures.
 
-    show(engine, view.value, Terminal(json))
+    The view overflow takes a checkpoint: it names the first node that exceeds a format.
+    """
+    from .console.options import view_and_path
+
+    view, path = view_and_path(words, tuple(View))
+    if view == View.OVERFLOW:
+        from .console.precision import overflow
+
+        overflow(path, dtype, calibration, Terminal(json))
+    else:
+        from .console.inspect import show
+
+        show(path, view, Terminal(json))
 
 
 @app.command()

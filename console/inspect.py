@@ -13,6 +13,7 @@ from typing import Any
 from ..compiler.engine import EngineDirectory, WeightSpec
 from ..errors import ExitCode
 from .build import config_rows, memory_line
+from .precision import precision_text
 from .tables import facts, section, sections, size, table
 from .terminal import Terminal
 
@@ -107,12 +108,6 @@ def weights_text(engine: EngineDirectory) -> str:
         for w in engine.config.spike.weights
     ]
     return table(("Name", "Role", "Format", "Shape", "#Bytes", "#Offset"), rows)
-
-
-def precision_text(engine: EngineDirectory) -> str:
-    """The precision decisions with their reasons."""
-    rows = [(p.scope, p.value, p.dtype, p.reason) for p in engine.config.spike.precision]
-    return table(("Where", "Value", "Precision", "Why"), rows)
 
 
 def passes_text(engine: EngineDirectory) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -60,6 +61,25 @@ def golden_set(value: str) -> str:
     path = own if not Path(value).exists() and own.is_file() else Path(value)
     GoldenSet.load(path)
     return str(path)
+
+
+def view_and_path(words: Sequence[str], views: Sequence[str]) -> tuple[str, Path]:
+    """``[VIEW] PATH`` or ``PATH VIEW``; the view is the first one if none is given.
+
+    Raises SPK807 for an unknown view, with the nearest one, and for too many words.
+    """
+    if len(words) == 1:
+        return views[0], Path(words[0])
+    first, second = (words[0] in views), (words[1] in views)
+    if len(words) > 2 or not (first or second):
+        near = [v for w in words for v in difflib.get_close_matches(w, views, 1)]
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise usage(
+            f"{' '.join(words)!r} is not a view and a path.",
+            f"{hint}Give one of {', '.join(views)}, and a path.",
+        )
+    view, path = (words[0], words[1]) if first else (words[1], words[0])
+    return view, Path(path)
 
 
 def require_build_extra() -> None:

@@ -10,7 +10,8 @@ from .bounds import Bound
 from .certify import Analysis, Certificate, Evidence
 from .formats import FORMATS, Format
 from .intervals import intervals
-from .observe import Observed, observe, prefill
+from .observe import Observed, States, observe, prefill
+from .overflow import Overflow, OverflowReport, locate
 from .weights import Weights
 
 __all__ = [
@@ -21,8 +22,12 @@ __all__ = [
     "Evidence",
     "Format",
     "Observed",
+    "Overflow",
+    "OverflowReport",
+    "States",
     "Weights",
     "intervals",
+    "locate",
     "observe",
     "prefill",
 ]

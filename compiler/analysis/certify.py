@@ -110,9 +110,7 @@ class Analysis:
             refusal or self._grounds(value, target),
         )
 
-    def _refusal(
-        self, node: Node, value: Value, target: DType, cost: Cost, units: float
-    ) -> str:
+    def _refusal(self, node: Node, value: Value, target: DType, cost: Cost, units: float) -> str:
         """Why the value stays f32; empty if it need not."""
         if id(value) in self._roots:
             return "leaves the graph as f32"
@@ -161,4 +159,3 @@ def lost(seen: Observed | None, form: Format) -> float:
 def _known(weights: Weights, const: Constant) -> Bound:
     norms = weights.of(const)
     return norms.bound if norms else Bound()
-

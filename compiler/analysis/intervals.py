@@ -230,9 +230,7 @@ def _mul(node: Node, xs: list[Bound], facts: Facts) -> Bound:
 def _div(node: Node, xs: list[Bound], facts: Facts) -> Bound:
     under = inverse(xs[1])
     both = multiply(xs[0], under)
-    return Bound(
-        both.low, both.high, product(_row_norm(node, 0, xs[0]), under.magnitude)
-    )
+    return Bound(both.low, both.high, product(_row_norm(node, 0, xs[0]), under.magnitude))
 
 
 def _power(x: Bound, exponent: float) -> Bound:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import OPS, Constant, Graph, Kind, Node, Operand, Value, attribute
 from .bounds import INF, Bound, product
@@ -33,23 +33,25 @@ class Cost:
         units: what rounding it moves the end of its subpath by, in units of the end's scale.
         gain: the same per absolute error of one, for errors that come from before it.
         via: ops on the way, the costliest.
+        end: identity of the node at the end.
     """
 
     units: float
     gain: float
     via: tuple[str, ...] = ()
+    end: int = 0
 
 
 @dataclass(frozen=True)
 class Step:
-    """How one op passes on an operand's error; `end` where a subpath ends."""
+    """How one op passes on an operand's error."""
 
-    gain: float = 0.0
-    reach: float = 0.0
-    end: bool = False
+    gain: float
+    reach: float
 
 
-END = Step(end=True)
+END = Step(1.0, 1.0)
+"""A subpath ends here (compared by identity, as is DISCRETE)."""
 DISCRETE = Step(INF, INF)
 """A decision (comparison, index, rounding to integers): an error of any size may flip it."""
 
@@ -76,44 +78,51 @@ def costs(graph: Graph, bounds: Mapping[int, Bound]) -> dict[int, Cost]:
         bounds: of values and constants, as tight as known: they are the scales of errors.
     """
     scales = Scales(bounds)
-    ends: dict[int, Cost] = {}
-    inner: dict[int, Cost] = {}
+    paths: dict[int, list[Cost]] = {
+        id(v): [_at_end(v, scales, "output", id(v))] for v in graph.roots()
+    }
     found: dict[int, Cost] = {}
-    for root in graph.roots():
-        ends[id(root)] = _at_end(scales.of(root), "output")
     for node in reversed(graph.nodes):
         for value in node.results:
-            found[id(value)] = _combined(ends.get(id(value)), inner.get(id(value)))
+            found[id(value)] = _worst(paths.pop(id(value), []))
         behind = found[id(node.results[0])]
         for index, operand in enumerate(node.operands):
             if isinstance(operand, Value) and operand.dtype.is_float:
                 step = _step(node, index, scales)
-                if step.end:
-                    ends[id(operand)] = _at_end(scales.of(operand), node.op)
+                if step is END:
+                    path = _at_end(operand, scales, node.op, id(node))
+                elif step is DISCRETE:
+                    path = Cost(INF, INF, (node.op,), id(node))
                 else:
-                    before = inner.get(id(operand), Cost(0.0, 0.0))
-                    inner[id(operand)] = _added(before, step, behind, node.op)
+                    path = _longer(step, behind, node.op)
+                paths.setdefault(id(operand), []).append(path)
     return found
 
 
-def _at_end(scale: Bound, op: str) -> Cost:
-    return Cost(1.0, 1 / scale.magnitude if scale.magnitude else INF, (op,))
+def _at_end(value: Value, scales: Scales, op: str, end: int) -> Cost:
+    scale = scales.of(value).magnitude
+    return Cost(1.0, 1 / scale if scale else INF, (op,), end)
 
 
-def _added(before: Cost, step: Step, behind: Cost, op: str) -> Cost:
-    """Paths that may meet again add up."""
-    units = product(step.reach, behind.gain)
-    via = before.via if before.via and before.units >= units else (op, *behind.via)[:CHAIN]
-    return Cost(before.units + units, before.gain + product(step.gain, behind.gain), via)
+def _longer(step: Step, behind: Cost, op: str) -> Cost:
+    units, gain = product(step.reach, behind.gain), product(step.gain, behind.gain)
+    return Cost(units, gain, (op, *behind.via)[:CHAIN], behind.end)
 
 
-def _combined(end: Cost | None, inner: Cost | None) -> Cost:
-    """Ends are apart: the worst one counts."""
-    kept = [c for c in (end, inner) if c is not None]
-    if not kept:
+def _worst(paths: list[Cost]) -> Cost:
+    """Paths that meet again at an end add up; of different ends the worst counts."""
+    ends: dict[int, Cost] = {}
+    for path in paths:
+        ends[path.end] = _added(ends[path.end], path) if path.end in ends else path
+    if not ends:
         return Cost(0.0, 0.0)
-    worst = max(kept, key=lambda c: c.units)
-    return Cost(worst.units, max(c.gain for c in kept), worst.via)
+    worst = max(ends.values(), key=lambda c: c.units)
+    return replace(worst, gain=max(c.gain for c in ends.values()))
+
+
+def _added(a: Cost, b: Cost) -> Cost:
+    via = max(a, b, key=lambda c: c.units).via
+    return Cost(a.units + b.units, a.gain + b.gain, via, a.end)
 
 
 def _step(node: Node, index: int, scales: Scales) -> Step:
@@ -189,7 +198,7 @@ def _div(node: Node, index: int, scales: Scales) -> Step:
     return Step(slope if index == 0 else product(slope, result), result)
 
 
-def _sum(node: Node, index: int, scales: Scales) -> Step:
+def _reduce(node: Node, index: int, scales: Scales) -> Step:
     """Terms of one sign: their relative errors do not grow."""
     x, result = scales.of(node.operands[0]), scales.of(node.result).magnitude
     count = terms(node, INF)
@@ -207,9 +216,7 @@ def _where(node: Node, index: int, scales: Scales) -> Step:
 
 def _except(index_through: int) -> Through:
     """An end, but for operands from `index_through` on, which are added."""
-    return lambda node, index, scales: (
-        _pass(node, index, scales) if index >= index_through else END
-    )
+    return lambda node, index, scales: _pass(node, index, scales) if index >= index_through else END
 
 
 def _rope(node: Node, index: int, scales: Scales) -> Step:
@@ -257,7 +264,7 @@ STEPS: dict[str, Through] = {
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _discrete),
     "where": _where,
     "cast": _cast,
-    **dict.fromkeys(("sum", "mean", "cumsum"), _sum),
+    **dict.fromkeys(("sum", "mean", "cumsum"), _reduce),
     **dict.fromkeys(("index_select", "gather", "scatter", "tril", "triu", "kv_append"), _pass),
     "matmul": _end,
     "linear": _except(2),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from torch import Tensor
+
 from ...errors import ExitCode, SpikeError
-from ..analysis import Observed, observe, prefill
+from ..analysis import Observed, States, observe, prefill
 from ..frontend.checkpoint import Checkpoint
 from ..golden import text_windows
 from ..ir import Graph
@@ -31,11 +33,15 @@ def text_of(path: Path | None) -> str:
     return text
 
 
-def windows(checkpoint: Checkpoint, text: str, vocab_size: int, longest: int) -> list[list[int]]:
-    """Token ids of the text in pieces of one length, as the checkpoint's tokenizer cuts it."""
-    return text_windows(
-        checkpoint.path, vocab_size, WINDOW * WINDOWS, min(WINDOW, longest), text
-    )
+def feed(
+    graph: Graph, checkpoint: Checkpoint, text: str, longest: int
+) -> tuple[dict[str, Tensor], States]:
+    """Inputs and empty states of one step of the graph that reads the text, cut into windows."""
+    vocab = graph.outputs[0].shape[-1]
+    assert isinstance(vocab, int)
+    size = min(WINDOW, longest)
+    sequences = text_windows(checkpoint.path, vocab, WINDOW * WINDOWS, size, text)
+    return prefill(graph, sequences, longest)
 
 
 def observer(
@@ -45,10 +51,7 @@ def observer(
     text = text_of(path)
 
     def run(graph: Graph) -> Mapping[int, Observed]:
-        vocab = graph.outputs[0].shape[-1]
-        assert isinstance(vocab, int)
-        inputs, states = prefill(graph, windows(checkpoint, text, vocab, longest), longest)
-        return observe(graph, checkpoint.load, inputs, states)
+        return observe(graph, checkpoint.load, *feed(graph, checkpoint, text, longest))
 
     return run
 
