@@ -33,13 +33,14 @@ Positions up to 8191 times a frequency of 1 give angles whose f16 rounding turns
 radians: angle and position stay f32, by their numbers and not by their names. What leaves the
 graph is f32. `compiler/analysis` decides; every decision is a certificate in the report.
 
-A paged cache in f16 is a rounding too: where keys or values do not fit it, both become f32.
+Storing rounds too: a matrix that f16 does not hold (or only as subnormal numbers) is stored in f32,
+and so are both caches of an attention whose keys or values do not fit f16.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,7 +53,7 @@ DTYPES = {"float16": DType.F16, "bfloat16": DType.BF16}
 
 @dataclass(frozen=True)
 class AssignPrecision(Pass):
-    """Sets `Value.precision`, and `State.format` where f16 does not hold a cache.
+    """Sets `Value.precision`; `Constant.format` and `State.format` where f16 does not hold them.
 
     Args:
         dtype: float16 or bfloat16; float32 leaves the graph as it is.
@@ -79,7 +80,7 @@ class AssignPrecision(Pass):
         if target is None:
             return report
         report.certificates = self._certificates(graph, target)
-        chosen = {c.value: c for c in report.certificates}
+        chosen = {c.value: c for c in report.certificates if c.op != "parameter"}
         for node in graph.nodes:
             for value in node.results:
                 certificate = chosen.get(value.name)
@@ -100,7 +101,7 @@ class AssignPrecision(Pass):
         observed = self.observe(graph) if self.observe else {}
         analysis = Analysis(graph, Evidence(self.parameters, observed, self.longest))
         _widen_caches(graph, analysis)
-        return analysis.certificates(graph, target)
+        return [*_widened(graph, analysis), *analysis.certificates(graph, target)]
 
 
 def _sentence(certificate: Certificate) -> str:
@@ -117,6 +118,16 @@ def _blind(graph: Graph, target: DType) -> list[Certificate]:
         if v.dtype is DType.F32
         for decision in [DType.F32 if id(v) in roots else target]
     ]
+
+
+def _widened(graph: Graph, analysis: Analysis) -> Iterator[Certificate]:
+    """Matrices that f16 does not hold get f32; the certificate of each."""
+    for const in graph.constants.values():
+        if const.format == DType.F16.value:
+            certificate = analysis.stored(const, DType.F16)
+            const.format = certificate.decision.value
+            if certificate.decision is DType.F32:
+                yield certificate
 
 
 def _widen_caches(graph: Graph, analysis: Analysis) -> None:

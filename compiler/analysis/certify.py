@@ -71,7 +71,7 @@ class Analysis:
     def __init__(self, graph: Graph, evidence: Evidence) -> None:
         self._evidence = evidence
         self._roots = {id(v) for v in graph.roots()}
-        weights = Weights(evidence.parameters)
+        self._weights = weights = Weights(evidence.parameters)
         positions = {"positions": Bound(0.0, float(evidence.longest - 1))}
         self.proven = intervals(graph, weights, evidence.longest, positions)
         scales: dict[int, Bound] = {k: self._scale(k, b) for k, b in self.proven.items()}
@@ -110,6 +110,20 @@ class Analysis:
             refusal or self._grounds(value, target),
         )
 
+    def stored(self, const: Constant, target: DType) -> Certificate:
+        """The decision for a matrix that is to be stored in the format."""
+        norms, form = self._weights.of(const), FORMATS[target]
+        bound = norms.bound if norms else Bound()
+        seen = Observed(bound.low, bound.high, norms.rms) if norms else None
+        units, problem = 1.0 + lost(seen, form), ""
+        if norms and bound.magnitude > form.largest:
+            problem = f"holds {bound.magnitude:.5g}, over {form.largest:.5g}"
+        elif seen and units > BUDGET:
+            problem = _tiny(seen.rms, form)
+        reason = problem or f"at most {bound.magnitude:.4g}, limit {form.largest:.5g}"
+        decision = DType.F32 if problem else target
+        return Certificate(const.name, "parameter", "", bound, seen, units, decision, reason)
+
     def _refusal(self, node: Node, value: Value, target: DType, cost: Cost, units: float) -> str:
         """Why the value stays f32; empty if it need not."""
         if id(value) in self._roots:
@@ -132,7 +146,7 @@ class Analysis:
             return "holds infinities"
         if lost(seen, form) > BUDGET:
             assert seen is not None
-            return f"typically {seen.rms:.3g}: {form.least / seen.rms:.3g} units below min normal"
+            return _tiny(seen.rms, form)
         if proven * STORED <= form.largest:
             return ""
         if seen is None:
@@ -145,15 +159,20 @@ class Analysis:
     def _grounds(self, value: Value, target: DType) -> str:
         form, proven = FORMATS[target], self.proven[id(value)].magnitude
         if proven * STORED <= form.largest:
-            return f"proven within {proven:.4g} of {form.largest:.4g}"
+            return f"at most {proven:.4g} for any input, limit {form.largest:.5g}"
         seen = self._evidence.observed[id(value)]
         times = form.largest / seen.magnitude if seen.magnitude else form.largest
-        return f"observed {seen.magnitude:.4g}, {times:.3g} times below {form.largest:.4g}"
+        return f"observed {seen.magnitude:.4g}, {times:.3g} times below {form.largest:.5g}"
 
 
 def lost(seen: Observed | None, form: Format) -> float:
     """Units by which typical elements fall short of a full significand; 0 when all are zero."""
     return form.least / seen.rms if seen is not None and seen.rms > 0 else 0.0
+
+
+def _tiny(rms: float, form: Format) -> str:
+    lacking = form.least / rms
+    return f"typically {rms:.3g}, below {form.least:.3g}: that loses {lacking:.3g} units"
 
 
 def _known(weights: Weights, const: Constant) -> Bound:

@@ -21,11 +21,13 @@ class Norms:
         bound: elements, and the largest row norm.
         frobenius: root of the sum of all squares: at least the largest singular value.
         rows: norm of every row, float64 [n].
+        rms: root mean square of the elements.
     """
 
     bound: Bound
     frobenius: float
     rows: torch.Tensor
+    rms: float = 0.0
 
 
 class Weights:
@@ -62,4 +64,6 @@ def norms(tensor: torch.Tensor) -> Norms:
     parts = [p.double() for p in matrix.split(max(1, CHUNK // matrix.shape[1]))]
     rows = torch.cat([torch.linalg.vector_norm(p, dim=1) for p in parts])
     low, high = min(float(p.amin()) for p in parts), max(float(p.amax()) for p in parts)
-    return Norms(Bound(low, high, float(rows.max())), float(rows.square().sum().sqrt()), rows)
+    total = float(rows.square().sum().sqrt())
+    rms = total / tensor.numel() ** 0.5
+    return Norms(Bound(low, high, float(rows.max())), total, rows, rms)
