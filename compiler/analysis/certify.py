@@ -77,7 +77,7 @@ class Analysis:
         scales: dict[int, Bound] = {k: self._scale(k, b) for k, b in self.proven.items()}
         for const in graph.constants.values():
             scales[id(const)] = _known(weights, const)
-        self.costs = costs(graph, scales)
+        self.costs = costs(graph, scales, evidence.longest)
 
     def _scale(self, key: int, proven: Bound) -> Bound:
         """What values are really like: the proof, tightened by what was observed."""

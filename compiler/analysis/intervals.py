@@ -212,7 +212,20 @@ def _add(node: Node, xs: list[Bound], facts: Facts) -> Bound:
 
 
 def _sub(node: Node, xs: list[Bound], facts: Facts) -> Bound:
-    return _add(node, [xs[0], xs[1].times(-1)], facts)
+    """x minus its own maximum, as softmax shifts, is never positive."""
+    bound = _add(node, [xs[0], xs[1].times(-1)], facts)
+    taken = node.operands[1]
+    top = computed_by(taken) if isinstance(taken, Value) else None
+    own = top is not None and top.op == "amax" and top.operands[0] is node.operands[0]
+    return bound.meet(Bound(high=0.0)) if own else bound
+
+
+def computed_by(value: Value) -> Node | None:
+    """The node that computed a value's elements, not the ones that only moved them."""
+    node = value.node
+    while node is not None and node.op in ("reshape", "expand"):
+        node = node.value(0).node
+    return node
 
 
 def _mul(node: Node, xs: list[Bound], facts: Facts) -> Bound:

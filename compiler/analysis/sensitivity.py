@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import OPS, Constant, Graph, Kind, Node, Operand, Value, attribute
 from .bounds import INF, Bound, product
+from .intervals import computed_by
 
 CHAIN = 4
 """Ops of a chain that a reason names."""
@@ -71,12 +72,14 @@ class Scales:
         return Bound(float(operand), float(operand))
 
 
-def costs(graph: Graph, bounds: Mapping[int, Bound]) -> dict[int, Cost]:
+def costs(graph: Graph, bounds: Mapping[int, Bound], longest: int) -> dict[int, Cost]:
     """Cost of rounding every floating-point value, by id.
 
     Args:
         bounds: of values and constants, as tight as known: they are the scales of errors.
+        longest: no symbolic dimension is larger.
     """
+    softmaxes = _normalised(graph)
     scales = Scales(bounds)
     paths: dict[int, list[Cost]] = {
         id(v): [_at_end(v, scales, "output", id(v))] for v in graph.roots()
@@ -93,6 +96,9 @@ def costs(graph: Graph, bounds: Mapping[int, Bound]) -> dict[int, Cost]:
                     path = _at_end(operand, scales, node.op, id(node))
                 elif step is DISCRETE:
                     path = Cost(INF, INF, (node.op,), id(node))
+                elif (division := softmaxes.get(id(node))) is not None:
+                    through = _softmax(scales.of(operand), terms(division[1], longest))
+                    path = _longer(through, found[id(division[0].result)], "exp / sum")
                 else:
                     path = _longer(step, behind, node.op)
                 paths.setdefault(id(operand), []).append(path)
@@ -123,6 +129,38 @@ def _worst(paths: list[Cost]) -> Cost:
 def _added(a: Cost, b: Cost) -> Cost:
     via = max(a, b, key=lambda c: c.units).via
     return Cost(a.units + b.units, a.gain + b.gain, via, a.end)
+
+
+def _normalised(graph: Graph) -> dict[int, tuple[Node, Node]]:
+    """Exponentials that are divided by their own sum: (division, sum) by the exp node's id."""
+    found = {}
+    for node in graph.nodes:
+        if node.op == "div" and all(isinstance(o, Value) for o in node.operands):
+            over, under = node.value(0).node, computed_by(node.value(1))
+            if over is None or under is None or (over.op, under.op) != ("exp", "sum"):
+                continue
+            if under.operands[0] is node.operands[0]:
+                found[id(over)] = (node, under)
+    return found
+
+
+def _softmax(x: Bound, count: float) -> Step:
+    """Of logits x. Rounding them moves a probability by sum |x| p + |x| p at most.
+
+    For logits shifted to x <= 0 with a largest one of 0, the sum is largest when all others are
+    equal, at W((count - 1) / e) (Lambert's W); and |x| e^x <= 1 / e.
+    """
+    shifted = _lambert(max(count - 1, 0) / math.e) + 1 / math.e
+    plain = x.magnitude / 2
+    return Step(0.5, min(plain, shifted) if x.high <= 0 else plain)
+
+
+def _lambert(y: float) -> float:
+    """w with w e^w = y >= 0, by Newton's steps from above."""
+    w = math.log1p(y)
+    for _ in range(8):
+        w -= (w - y * math.exp(-w)) / (1 + w)
+    return w
 
 
 def _step(node: Node, index: int, scales: Scales) -> Step:

@@ -20,7 +20,7 @@ from spikeinfer.compiler.analysis import (
     observe,
 )
 from spikeinfer.compiler.analysis.intervals import RULES
-from spikeinfer.compiler.analysis.sensitivity import STEPS
+from spikeinfer.compiler.analysis.sensitivity import STEPS, _softmax
 from spikeinfer.compiler.ir import (
     OPS,
     Builder,
@@ -177,6 +177,16 @@ def test_softmax_shifted_logits_go_low_and_its_maximum_and_sum_stay_f32() -> Non
     low = {name for name, c in found.items() if c.decision is DType.F16}  # type: ignore[attr-defined]
     assert low == {"shifted", "e", "p"}
     assert "adds up 300 terms" in found["total"].reason  # type: ignore[attr-defined]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0, 40), min_size=1, max_size=50))
+def test_the_bound_for_shifted_logits_holds(distances: list[float]) -> None:
+    shifted = -np.array([0.0, *distances])
+    p = np.exp(shifted) / np.exp(shifted).sum()
+    moved = np.abs(shifted) @ p  # the sum's relative error, in units
+    limit = _softmax(Bound(-1e9, 0.0), len(shifted)).reach - 1 / math.e
+    assert moved <= limit * (1 + 1e-9)
 
 
 RMS = """
