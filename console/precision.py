@@ -15,7 +15,7 @@ from .tables import section, sections, table
 from .terminal import Terminal
 
 if TYPE_CHECKING:
-    from ..compiler.analysis import OverflowReport
+    from ..compiler.assembly.overflow import OverflowReport
 
 HALVES = ("float16", "bfloat16")
 NODES_SHOWN = 12

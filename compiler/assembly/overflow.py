@@ -16,6 +16,8 @@ from .progress import Progress
 from .request import BuildRequest
 from .settings import sequence_limit
 
+__all__ = ["OverflowReport", "find_overflow"]
+
 
 def find_overflow(
     model: Path, dtype: str, calibration: Path | None, progress: Progress

@@ -212,9 +212,10 @@ def _plan(report: Any) -> Any:
     ],
 )
 def test_inspect(engine: Path, view: str, text: str, pick: Callable[[Any], bool]) -> None:
-    done = call("spike", "inspect", engine, view)
+    done = call("spike", "inspect", view, engine)
     assert done.returncode == 0, done.stderr
     assert text in done.stdout
+    assert call("spike", "inspect", engine, view).stdout == done.stdout
     assert pick(json.loads(call("spike", "inspect", engine, view, "--json").stdout))
 
 

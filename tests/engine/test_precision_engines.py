@@ -6,16 +6,21 @@ matrix to the next, so float32 does not change by a bit, and only half precision
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from spikeinfer import ExitCode, SpikeEngine, SpikeError
 from spikeinfer.compiler.frontend.checkpoint import Checkpoint
 from spikeinfer.compiler.ir import Graph, Interpreter, parse_graph
+from spikeinfer.console import inspect
+from spikeinfer.console.precision import overflow
+from spikeinfer.console.terminal import LogLevel, Terminal
 from spikeinfer.driver import BuildRequest, BuildResult, build
 
 MODELS = Path(__file__).parents[2] / ".cache" / "models"
@@ -133,6 +138,54 @@ def test_a_residual_outlier_keeps_the_stream_behind_it_in_f32(tmp_path: Path) ->
         op in ("gated_mlp", "linear_residual", "index_select") for _, op in kept(result) - ALWAYS
     )
     assert mean_kl(result) <= MEAN_KL
+
+
+def test_inspect_shows_the_certificates_and_the_culprit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = planted(tmp_path, OUTLIERS)
+    half(source, tmp_path / "engine", "float16", golden="off")
+    inspect.show(tmp_path / "engine", "precision", Terminal())
+    shown = capsys.readouterr().out
+    (row,) = (line for line in shown.splitlines() if "v_proj" in line and " f32 " in line)
+    assert "observed, x4 exceeds 65504" in row
+    assert "model.layers.*.self_attn.v_proj" in row
+    overflow(source, "float16", None, Terminal(json=True))
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (report["found"][0]["op"], report["found"][0]["scope"]) == (
+        "linear",
+        "model.layers.0.self_attn.v_proj",
+    )
+    assert report["reaches_output"]
+    overflow(LLAMA, "float16", None, Terminal(level=LogLevel.ERROR))
+    assert "None of 139 values exceeds float16" in capsys.readouterr().out
+
+
+def test_other_text_by_calibration(tmp_path: Path) -> None:
+    text = tmp_path / "mine.txt"
+    text.write_text("0 1 2 3 " * 300)
+    plain = half(LLAMA, tmp_path / "a", "float16", golden="off")
+    other = half(LLAMA, tmp_path / "b", "float16", golden="off", calibration=text)
+    assert kept(other) == ALWAYS
+    assert plain.config is not None
+    assert other.config is not None
+    assert plain.config.spike.precision != other.config.spike.precision
+    with pytest.raises(SpikeError) as caught:
+        half(LLAMA, tmp_path / "c", "float16", calibration=tmp_path / "missing.txt")
+    assert (caught.value.code, caught.value.exit_code) == ("SPK816", ExitCode.BAD_INPUT)
+
+
+def test_default_engines_have_no_casts(tmp_path: Path) -> None:
+    for options in ({}, {"quantization": "q4_k_m"}):
+        result = build(
+            BuildRequest(LLAMA, tmp_path / str(len(options)), enable_streaming=True,
+                         golden="off", **options)  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert kept(result) == set()
+        model = onnx.load(result.output_dir / "rank0.engine", load_external_data=False)
+        halves = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+        casts = [n for n in model.graph.node if n.op_type == "Cast"]
+        assert not any(a.i in halves for n in casts for a in n.attribute)
 
 
 def _logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.ndarray:

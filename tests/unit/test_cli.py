@@ -86,7 +86,6 @@ def test_a_usage_error_as_json(spike: Callable[..., Outcome]) -> None:
         [*BUILD, "--backend", "tensorrt"],
         [*BUILD, "--max-kl", "0.1"],
         [*BUILD, "--target-sm", "89"],
-        [*BUILD, "--calibration", "texts.txt"],
         [*BUILD, "--kv-cache-type", "disabled"],
         [*BUILD, "--profiling-verbosity", "detailed"],
         ["serve", "ENGINE", "--port", "1"],
@@ -112,6 +111,8 @@ def test_what_is_not_in_this_version_says_so(
         ([*BUILD, "--kv-cache-type", "paged"], "SPK801", "--enable-streaming"),
         (["build", "--model", "M"], "SPK807", "--output-dir DIR"),
         (["explain", "SPK000"], "SPK805", "SPK000"),
+        (["inspect", "E", "presicion"], "SPK807", "Did you mean precision?"),
+        (["inspect", "overflow", "M", "--dtype", "float32"], "SPK807", "float16, bfloat16"),
         (["run", "E", "--token-ids", "1,x"], "SPK807", "'1,x'"),
     ],
 )
