@@ -45,6 +45,8 @@ def passes_for(
 ) -> tuple[Phase, ...]:
     """The phases of this build, for sequences of up to `longest` tokens.
 
+    A dry run reads no weights, so it does not decide about half precision.
+
     Raises SPK301..303 for wrong names or options in the recipe, SPK816 for calibration text.
     """
     left_out = set(request.without)
@@ -55,20 +57,17 @@ def passes_for(
     def with_policy(step: Pass) -> Pass:
         if isinstance(step, AssignStorage):
             return replace(step, policy=storage, kv_format=kv_format)
-        if isinstance(step, AssignPrecision) and request.dtype in DTYPES:
-            low = replace(step, dtype=request.dtype, longest=longest)
-            return _calibrated(low, request, checkpoint)
+        if isinstance(step, AssignPrecision) and request.dtype in DTYPES and not request.dry_run:
+            return replace(
+                step,
+                dtype=request.dtype,
+                longest=longest,
+                parameters=checkpoint.load,
+                observe=observer(checkpoint, request.calibration, longest),
+            )
         return replace(step, kernels=KERNEL_NAMES) if isinstance(step, AssignKernels) else step
 
     return tuple(Phase(p.name, tuple(map(with_policy, p.passes))) for p in phases)
-
-
-def _calibrated(
-    step: AssignPrecision, request: BuildRequest, checkpoint: Checkpoint
-) -> AssignPrecision:
-    """With weights and calibration text; a dry run reads neither and decides by proofs alone."""
-    watch = observer(checkpoint, request.calibration, step.longest)
-    return step if request.dry_run else replace(step, parameters=checkpoint.load, observe=watch)
 
 
 class DumpIr(Observer):
