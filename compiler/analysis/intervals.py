@@ -505,6 +505,17 @@ def _gated_mlp(node: Node, xs: list[Bound], facts: Facts) -> Bound:
     return _with_bias(_stretched(symmetric(INF, length), down), xs[4:])
 
 
+def _route(node: Node, xs: list[Bound], facts: Facts) -> Bound:
+    """Shares of at most one, but for raw logits."""
+    share = attribute(node, "scores") != "none" or attribute(node, "softmax_chosen")
+    return Bound(0.0, 1.0).times(float(attribute(node, "scale"))) if share else Bound()
+
+
+def _unbounded(node: Node, xs: list[Bound], facts: Facts) -> Bound:
+    """Nothing is proven: observation decides."""
+    return Bound()
+
+
 def _same(node: Node, xs: list[Bound], facts: Facts) -> Bound:
     return xs[0]
 
@@ -574,4 +585,6 @@ RULES: dict[str, Rule] = {
     "paged_attention": _attention,
     "kv_append": _same,
     "gated_mlp": _gated_mlp,
+    "route": _route,
+    "moe": _unbounded,
 }

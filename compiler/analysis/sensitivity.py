@@ -308,6 +308,8 @@ STEPS: dict[str, Through] = {
     "linear": _except(2),
     "linear_residual": _except(2),
     "gated_mlp": _except(4),
+    "route": _discrete,
+    "moe": _end,
     "rms_norm": _end,
     "layer_norm": _except(2),
     "rope": _rope,
