@@ -9,7 +9,8 @@ class StopMatcher:
     """Lets text through up to the first stop string; holds back what might become one.
 
     Args:
-        stops: non-empty stop strings. Of several matches the one that starts first wins.
+        stops: non-empty stop strings. Of several matches the one complete first wins, whatever the
+            pieces were; of two complete at once, the one that starts first.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -24,10 +25,10 @@ class StopMatcher:
         if not self._stops:
             return text
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            shown, self._held = self._held[: min(found)[1]], ""
             return shown
         keep = max(_overlap(self._held, stop) for stop in self._stops)
         shown = self._held[: len(self._held) - keep]
