@@ -65,13 +65,16 @@ class AssignPrecision(Pass):
 
     name: ClassVar[str] = "assign-precision"
     requires: ClassVar[tuple[Level, ...]] = (Level.FUSED,)
-    # Rounding every value of a deep model to bfloat16 (2^-8) on random input.
-    tolerance: ClassVar[float] = 0.25
     dtype: str = "float32"
     analysis: bool = True
     longest: int = 8192
     parameters: Parameters | None = None
     observe: Callable[[Graph], Mapping[int, Observed]] | None = None
+
+    @property
+    def allowed(self) -> float:
+        """Rounding every value of a deep model to bfloat16 (2^-8) or float16, on random input."""
+        return {"float16": 0.03, "bfloat16": 0.25}.get(self.dtype, 0.0)
 
     def run(self, graph: Graph) -> PassReport:
         """Values kept in f32 are near misses, with the numbers that decided."""

@@ -62,6 +62,11 @@ class Pass(ABC):
     ensures: ClassVar[Level | None] = None
     tolerance: ClassVar[float] = 0.0
 
+    @property
+    def allowed(self) -> float:
+        """`tolerance` under the options of this run."""
+        return self.tolerance
+
     @abstractmethod
     def run(self, graph: Graph) -> PassReport:
         """Rewrites `graph` in place and says what fired, where, and what nearly did."""

@@ -57,7 +57,7 @@ class ValidatePasses(Observer):
             return
         for problem in misplaced(graph):
             raise self._error(step, problem, "")
-        limit = max(step.tolerance, ROUNDING)
+        limit = max(step.allowed, ROUNDING)
         largest = 0.0
         for name, before in self._before.items():
             try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from spikeinfer.compiler.ir import Builder, Constant, Graph, Node, Value
+from spikeinfer.compiler.ir import Builder, Constant, DType, Graph, Node, Value
 from spikeinfer.compiler.ir.graph import Attr
 from spikeinfer.passes.base import Pass, PassReport
 from spikeinfer.passes.manager import Phase
@@ -72,7 +72,7 @@ class Broken:
     def __post_init__(self) -> None:
         self.name = self.inner.name
         self.requires, self.ensures = self.inner.requires, self.inner.ensures
-        self.tolerance = self.inner.tolerance
+        self.allowed = self.inner.allowed
 
     def run(self, graph: Graph) -> PassReport:
         """The pass, broken; what was changed is in `culprit`."""
@@ -284,6 +284,18 @@ def roles_swapped(left: str, right: str) -> Change:
         )
         first.role, second.role = second.role, first.role
         return first
+
+    return change
+
+
+def rounded(op: str, dtype: DType) -> Change:
+    """What the first node of an op reads is rounded to a lower precision."""
+
+    def change(graph: Graph) -> Node:
+        value = nth(graph, op).value(0)
+        value.precision = dtype
+        assert value.node is not None
+        return value.node
 
     return change
 

@@ -23,6 +23,7 @@ from faults import (
     read,
     reversed_axis,
     roles_swapped,
+    rounded,
     shared_by_shape,
     stream,
     swap,
@@ -72,6 +73,14 @@ def _emitted(op: str, edit: Any) -> Patch:
 
 def _set(name: str, value: Any) -> Any:
     return lambda operands, attrs: attrs.update({name: value})
+
+
+def _gelu(_: Any) -> str:
+    return "gelu_tanh"
+
+
+def _sigmoid(_: Any) -> str:
+    return "sigmoid"
 
 
 def _exchange(left: int, right: int) -> Any:
@@ -448,6 +457,28 @@ RAISE = [
         r"layers\.0\.mlp",
     ),
 ]
+EXPERTS = [
+    Fault("gate and up experts swapped", "mixtral", "raise-moe", swap("moe", 3, 4)),
+    Fault("up experts read as gate", "mixtral", "raise-moe", borrow("moe", 4, 0, theirs=3)),
+    Fault("down experts of another layer", "mixtral", "raise-moe", borrow("moe", 5, 1, 0)),
+    Fault("weights of another layer's choice", "mixtral", "raise-moe", borrow("moe", 1, 0, 1)),
+    Fault(
+        "gate rows off by one",
+        "mixtral",
+        "raise-moe",
+        constant("moe", 3, rows=lambda rows: (rows[0] + 1, rows[1] + 1)),
+    ),
+    Fault("experts with GELU", "mixtral", "raise-moe", attr("moe", "activation", _gelu)),
+    Fault("biases of gate and up swapped", "gpt_oss", "raise-moe", swap("moe", 6, 7)),
+    Fault("the clamp forgotten", "gpt_oss", "raise-moe", no_attr("moe", "limit")),
+    Fault("slope of the clamped gate", "gpt_oss", "raise-moe", no_attr("moe", "alpha")),
+    Fault("chosen weights not normalised", "mixtral", "raise-route", no_attr("route", "normalise")),
+    Fault("sigmoid router", "mixtral", "raise-route", attr("route", "scores", _sigmoid)),
+    Fault("softmax over all experts", "gpt_oss", "raise-route", no_attr("route", "softmax_chosen")),
+    Fault("the router's scale forgotten", "deepseek_v3", "raise-route", no_attr("route", "scale")),
+    Fault("the router's correction forgotten", "deepseek_v3", "raise-route", drop("route", 1)),
+    Fault("experts of all groups", "deepseek_v3", "raise-route", no_attr("route", "groups")),
+]
 STATE = [
     Fault(
         "keys written to the values",
@@ -644,6 +675,8 @@ PLACE = [
         "assign-storage",
         constant("gated_mlp", 1, rows=(96, 192), format="f32", role="ffn_gate"),
     ),
+    Fault("angles rounded to f16", "llama", "assign-precision", rounded("cos", DType.F16)),
+    Fault("a rounded residual", "llama", "assign-precision", rounded("rms_norm", DType.BF16)),
     Fault(
         "the kernel of another op",
         "llama",
@@ -657,7 +690,7 @@ PLACE = [
         other_kernel("paged_attention", "reference.attention"),
     ),
 ]
-FAULTS = [*CLEAN_UP, *RAISE, *STATE, *FUSE, *PLACE]
+FAULTS = [*CLEAN_UP, *RAISE, *EXPERTS, *STATE, *FUSE, *PLACE]
 
 
 def _at(node: Node, **attrs: Any) -> Node:

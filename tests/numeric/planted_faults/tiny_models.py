@@ -44,6 +44,21 @@ MODELS: dict[str, dict[str, object]] = {
     "glm": {"head_dim": 16},
     "cohere": {"use_qk_norm": True},
     "gpt_oss": {"sliding_window": 8, "head_dim": 16, "num_local_experts": 4},
+    "mixtral": {"num_local_experts": 4},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+    },
 }
 
 
