@@ -42,7 +42,7 @@ __all__ = [
 
 Format = Literal["f32", "f16", "bf16", "q8_0", "q5_0", "q4_k", "q6_k"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu2"]
 
 _ALIGNMENT = 64
 

@@ -1,14 +1,15 @@
 """What an attention mask means, found by evaluating it.
 
 A mask that depends on dimensions only is run at several past and step lengths and compared with
-full, causal, sliding-window and chunked visibility. Widths to try are the integers that the mask's
+full, causal, sliding-window and chunked visibility; what it adds to visible scores may only be ALiBi,
+a slope per head times the key's position (softmax does not notice a constant per row). Widths to try are the integers that the mask's
 own subgraph mentions (and their neighbours, for < against <=), each at lengths that cross it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +20,8 @@ from .probe import cone, evaluate, integers_of, symbols_of
 HIDDEN = -1e4  # e^-10000 is 0 in fp32, so that anything below it hides a key
 MAX_WIDTH = 1 << 20
 _PLAIN = ((0, 1), (0, 5), (3, 1), (4, 3))
+_FAR = (1021, 6)
+"""Past and step at which a bias that was rounded to half precision is no line any more."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Visibility:
     causal: bool = True
     window: int = 0
     chunk: int = 0
+    slopes: tuple[float, ...] = ()
 
     def table(self, queries: int, keys: int) -> torch.Tensor:
         """bool [queries, keys]."""
@@ -60,15 +64,17 @@ def classify(terms: Sequence[MaskTerm], scores: Shape) -> Visibility:
     symbols = symbols_of([t.value for t in terms], nodes) | _symbols(scores[2:])
     widths = sorted(i for i in integers_of(nodes) if 1 < i <= MAX_WIDTH)
     left = list(_candidates(widths))
-    for past, step in _lengths(widths):
+    slopes: list[tuple[float, ...]] = []
+    for past, step in (*_lengths(widths), _FAR):
         sizes = _sizes(symbols, scores, past, step)
-        seen = _seen(terms, nodes, scores, sizes)
+        seen, bias = _seen(terms, nodes, scores, sizes)
+        slopes.append(_slopes(bias, seen))
         left = [c for c in left if torch.equal(c.table(*seen.shape), seen)]
         if not left:
             raise UnknownMaskError(
                 f"its mask is not full, causal, a window or chunks ({step} tokens after {past})"
             )
-    return left[0]
+    return replace(left[0], slopes=_common(slopes))
 
 
 def _candidates(widths: Sequence[int]) -> Iterator[Visibility]:
@@ -101,17 +107,47 @@ def _symbols(dims: Sequence[Dim]) -> frozenset[str]:
 
 def _seen(
     terms: Sequence[MaskTerm], nodes: Sequence[Node], scores: Shape, sizes: dict[str, int]
-) -> torch.Tensor:
-    """bool [S, L]: the keys that no term hides, the same for every sequence and head."""
-    queries, keys = (evaluate_dim(d, sizes) for d in scores[2:])
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """bool [S, L]: the keys that no term hides, alike for all; f32 [H, S, L]: what is added."""
+    heads, queries, keys = (evaluate_dim(d, sizes) for d in scores[1:])
     shown = torch.ones(1, 1, queries, keys, dtype=torch.bool)
+    bias = torch.zeros(1, heads, queries, keys)
     tables = evaluate([t.value for t in terms], nodes, {}, sizes)
     for term, table in zip(terms, tables, strict=True):
         if term.kind == "add":
-            if bool(((table != 0) & (table > HIDDEN)).any()):
-                raise UnknownMaskError("its mask adds a bias to some scores, such as ALiBi")
-            table = table == 0
+            bias = bias + table
+            table = table > HIDDEN
         shown = shown & (table if term.kind != "drop" else ~table)
-    if not bool((shown == shown[:1, :1]).all()):
-        raise UnknownMaskError("its mask is not the same for all heads")
-    return shown[0, 0]
+    if not bool((shown == shown[:1, :1]).all() and (bias == bias[:1]).all()):
+        raise UnknownMaskError("its mask is not the same for all sequences and heads")
+    return shown[0, 0], bias[0]
+
+
+def _slopes(bias: torch.Tensor, seen: torch.Tensor) -> tuple[float, ...]:
+    """The factor of j in a bias [H, S, L] = slope[h] * j + anything[h, i]; () if it is zero.
+
+    Raises UnknownMaskError if the visible scores get any other bias.
+    """
+    visible_bias = bias.masked_fill(~seen, 0.0)
+    if not bool(visible_bias.any()):
+        return ()
+    row = int(seen.sum(1).argmax())
+    keys = seen[row].nonzero().flatten()
+    first, last = int(keys[0]), int(keys[-1])
+    slopes = (bias[:, row, last] - bias[:, row, first]) / max(1, last - first)
+    line = slopes.reshape(-1, 1, 1) * torch.arange(bias.shape[2])
+    rest = bias - line
+    start = seen.int().argmax(1).reshape(1, -1, 1).expand(len(rest), -1, 1)
+    wrong = (rest - rest.gather(2, start)).masked_fill(~seen, 0.0).abs()
+    if bool((wrong > 1e-6 * visible_bias.abs().max()).any()):
+        raise UnknownMaskError("its mask adds to some scores what is no slope times a distance")
+    return tuple(slopes.tolist())
+
+
+def _common(found: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """The slopes that all lengths agree on; a lone key shows none."""
+    slopes = next((s for s in reversed(found) if any(s)), ())
+    for other in found:
+        if any(abs(a - b) > 1e-5 * abs(a) for a, b in zip(slopes, other, strict=False) if b):
+            raise UnknownMaskError("its mask adds a bias whose slope depends on the length")
+    return slopes

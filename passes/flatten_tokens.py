@@ -33,6 +33,10 @@ after:
 Every value that depends on B and S gets a flat form: T first, then its other axes in their order.
 An op may stay if it treats tokens independently (token-wise); the rules below are the proof, op by
 op. One op outside attention that mixes tokens, or reads P, refuses the whole rewrite by name.
+
+Between a cache and its attention, token-wise ops may work on all P+S rows (MLA expands its latent
+rows to heads at every step). Such an op gives for each row what it gave when the row was new, so
+the expanded rows can be cached instead: it works on new tokens only, and the states hold its result.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -63,6 +67,7 @@ from ..compiler.ir import (
 )
 from .base import NearMiss, Pass, PassReport
 
+LOGIT_ATTRS = ("scale", "window", "chunk", "softcap", "slopes")
 BATCH, STEP, PAST, TOKENS = (symbol(s) for s in ("B", "S", "P", "T"))
 STEP_INPUTS = {
     "slots": TensorType(DType.I32, (TOKENS,)),
@@ -147,7 +152,8 @@ class _Flattening:
             "embedding": self._keep,
             "attention": self._attention,
             "moe": self._moe,
-            "kv_append": lambda node: None,
+            "kv_append": self._append,
+            "index_select": self._index_select,
             "matmul": self._matmul,
             "concat": self._along_axis,
             "slice": self._along_axis,
@@ -164,7 +170,9 @@ class _Flattening:
             "scatter",
         ):
             self.rules[name] = self._along_axis
-        self.attended: set[str] = set()
+        self.attended: dict[str, TensorType] = {}
+        self.appended: dict[int, _Rows] = {}
+        self.expanded: set[str] = set()
         self.refused: dict[int, NotTokenWise] = {}
         for value in graph.inputs:
             self._input(value)
@@ -177,6 +185,8 @@ class _Flattening:
 
     def take(self, node: Node) -> None:
         """Adds the node's flat form. Raises NotTokenWise."""
+        if node.op != "attention" and any(id(o) in self.appended for o in node.operands):
+            return self._on_rows(node)
         rule = self.rules.get(node.op)
         if rule is None:
             kind = op_of(node).kind
@@ -198,9 +208,11 @@ class _Flattening:
         self.graph.constants = self.flat.constants
         for state in self.graph.states.values():
             if state.name in self.attended:
-                rest = _rest(state.type.shape, (0, state.axis))
-                state.type = state.type.with_shape((symbol("N"), *rest))
+                rows = self.attended[state.name]
+                state.type = state.type.with_shape((symbol("N"), *rows.shape[1:]))
                 state.axis = 0
+        for name in self.expanded - set(self.attended):
+            del self.graph.states[name]
 
     def operand(self, operand: Operand) -> Operand:
         """The flat form of an operand as it is."""
@@ -323,16 +335,23 @@ class _Flattening:
         return self._emit(product, operands, {})
 
     def _attention(self, node: Node) -> None:
-        if attribute(node, "chunk") or not attribute(node, "causal"):
-            raise NotTokenWise("paged attention is causal and has no chunks")
+        if not attribute(node, "causal"):
+            raise NotTokenWise("paged attention is causal")
         q = self.operand(node.operands[0])
-        (k, key), (v, value) = (self._appended(node.value(i)) for i in (1, 2))
-        for name in (key, value):
-            if name in self.attended:
+        keys, values = (self._appended(node.value(i)) for i in (1, 2))
+        k, v = (self.operand(rows.new) for rows in (keys, values))
+        key, value = _pair(keys, values)
+        read = {*keys.states, *values.states}
+        for name in sorted(read):
+            if name in self.attended or name in self.expanded:
                 raise NotTokenWise(f"another attention reads state {name} too")
-            self.attended.add(name)
+        for name, flat in ((key, k), (value, v)):
+            assert isinstance(flat, Value)
+            self.attended[name] = flat.type
+        if keys.computed or values.computed:
+            self.expanded |= read
         kept: dict[str, Attr] = {"key": key, "value": value}
-        kept |= {n: node.attrs[n] for n in ("scale", "window", "softcap") if n in node.attrs}
+        kept |= {n: node.attrs[n] for n in LOGIT_ATTRS if n in node.attrs}
         sinks = [self.operand(o) for o in node.operands[3:]]
         paged = Node("paged_attention", [], {}, node.results, node.scope)
         self._emit(paged, [q, k, v, *self.step, *sinks], kept)
@@ -346,8 +365,81 @@ class _Flattening:
     def _appended(self, value: Value) -> tuple[Operand, str]:
         node = value.node
         if node is None or node.op != "kv_append":
+    def _appended(self, value: Value) -> _Rows:
+        if id(value) not in self.appended:
             raise NotTokenWise(f"%{value.name} is not a state written in place (see alias-kv)")
-        return self.operand(node.operands[0]), str(attribute(node, "state"))
+        return self.appended[id(value)]
+
+    def _append(self, node: Node) -> None:
+        """kv_append is not kept: attention writes the rows."""
+        state = str(attribute(node, "state"))
+        self.appended[id(node.result)] = _Rows(node.value(0), (state,), False)
+
+    def _on_rows(self, node: Node) -> None:
+        """An op on all cached rows, as the same op on the new ones."""
+        operands: list[Operand] = []
+        states: dict[str, None] = {}
+        for operand in node.operands:
+            rows = self.appended.get(id(operand))
+            if rows is None and isinstance(operand, Value) and token_axes(operand.shape):
+                raise NotTokenWise("it joins cached rows with new tokens outside attention")
+            operands.append(operand if rows is None else rows.new)
+            states.update(dict.fromkeys(rows.states if rows else ()))
+        attrs = {name: _new_rows(attr) for name, attr in node.attrs.items()}
+        kinds = [v.type.with_shape(tuple(map(_new_row, v.shape))) for v in node.results]
+        made = Node(node.op, operands, attrs, [], node.scope)
+        made.results = [
+            Value(v.name, kind, made) for v, kind in zip(node.results, kinds, strict=True)
+        ]
+        self.take(made)
+        for old, new in zip(node.results, made.results, strict=True):
+            self.appended[id(old)] = _Rows(new, tuple(states), True)
+
+    def _index_select(self, node: Node) -> None:
+        """Rows of a constant table, one for each token; or rows that no token decides."""
+        table, index = node.operands
+        if isinstance(table, Constant) and attribute(node, "axis") == 0:
+            return self._keep(node)
+        if any(token_axes(node.tensor(i).shape) for i in range(2)):
+            raise NotTokenWise("it picks from values that belong to tokens")
+        return self._keep(node)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A value over all cached rows.
+
+    Args:
+        new: the same for new tokens, in a functional graph.
+        states: the caches it is computed from.
+        computed: whether it is more than the cache itself.
+    """
+
+    new: Value
+    states: tuple[str, ...]
+    computed: bool
+
+
+def _pair(keys: _Rows, values: _Rows) -> tuple[str, str]:
+    """The states that take the rows of keys and of values."""
+    value = values.states[0]
+    key = next((name for name in keys.states if name != value), None)
+    if key is None:
+        raise NotTokenWise(f"keys and values are both computed from the state {value}")
+    return key, value
+
+
+def _new_row(dim: Dim) -> Dim:
+    """The number of new tokens in place of that of all cached rows."""
+    if dim == PAST + STEP:
+        return STEP
+    return BATCH * STEP if dim == BATCH * (PAST + STEP) else dim
+
+
+def _new_rows(attr: Attr) -> Attr:
+    if isinstance(attr, tuple):
+        return tuple(_new_row(a) if isinstance(a, SymDim) else a for a in attr)
+    return _new_row(attr) if isinstance(attr, SymDim) else attr
 
 
 def _unexpanded(operand: Operand) -> Operand:

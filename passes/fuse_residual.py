@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..compiler.ir import Constant, Graph, Level, Node, Operand, Users, Value
+from ..compiler.ir import Constant, Graph, Level, Node, Operand, Users, Value, attribute
 from .base import NearMiss, Pass, PassReport
 
 
@@ -65,7 +65,7 @@ def _fuse(node: Node, product: Operand, stream: Operand, users: Users) -> str | 
     if users.only(source.result) is not node:
         return f"%{source.result.name} has other readers"
     if source.op == "gated_mlp":
-        if len(source.operands) > 4:
+        if len(source.operands) > (7 if attribute(source, "biases") else 4):
             return "the gated MLP already adds a residual"
         node.op, node.operands = "gated_mlp", [*source.operands, stream]
         node.attrs = dict(source.attrs)

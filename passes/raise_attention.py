@@ -255,6 +255,8 @@ def _emit(
     attrs |= {} if seen.causal else {"causal": False}
     optional = {"window": seen.window, "chunk": seen.chunk, "softcap": reading.softcap}
     attrs |= {name: value for name, value in optional.items() if value}
+    if seen.slopes:
+        attrs["slopes"] = seen.slopes
     sinks = [] if reading.sinks is None else [reading.sinks]
     rewriter.replace(reading.root, "attention", [q, k, v, *sinks], attrs)
 

@@ -19,7 +19,8 @@ after:
     %y = gated_mlp(%x, @gate_up.0, @gate_up.16, @down) : f32[B, S, 8] in mlp
     output %y
 
-Separate gate and up matrices are taken as they are; of a packed one, each takes its rows.
+Separate gate and up matrices are taken as they are; of a packed one, each takes its rows. If any of
+the three projections has a bias, the others get zeros.
 """
 
 from __future__ import annotations
@@ -27,7 +28,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..compiler.ir import Attr, Constant, Graph, Level, Node, Operand, TensorType, attribute
+import numpy as np
+
+from ..compiler.ir import (
+    Attr,
+    Constant,
+    Dim,
+    DType,
+    Graph,
+    Level,
+    Node,
+    Operand,
+    TensorType,
+    attribute,
+)
 from .base import NearMiss, Pass, PassReport
 from .match import (
     Match,
@@ -41,7 +55,7 @@ from .match import (
     show,
     var,
 )
-from .rewrite import Rewriter, common_scope
+from .rewrite import Rewriter, common_scope, row_part
 
 _G = var("gate")
 ACTIVATIONS: tuple[tuple[Pattern, str], ...] = (
@@ -51,7 +65,17 @@ ACTIVATIONS: tuple[tuple[Pattern, str], ...] = (
     (op("pow", op("relu", _G), 2), "relu2"),
     (op("mul", op("relu", _G), op("relu", _G)), "relu2"),
     (op("relu", _G), "relu"),
+    (op("mul", _G, op("sigmoid", op("mul", _G, 1.702))), "gelu_quick"),
 )
+
+
+_CHANGES = {
+    "clamp": "is clamped, which gated_mlp cannot say",
+    "minimum": "is clamped, which gated_mlp cannot say",
+    "maximum": "is clamped, which gated_mlp cannot say",
+    "mul": "is scaled, which gated_mlp cannot say",
+    "add": "is shifted, which gated_mlp cannot say",
+}
 
 
 class Refusal(ValueError):
@@ -79,7 +103,7 @@ class RaiseGatedMlp(Pass):
             try:
                 _emit(rewriter, node, hidden, *gated)
                 report.fired.append(node.scope)
-            except Refusal as reason:
+            except ValueError as reason:
                 report.missed.append(NearMiss(node.scope, str(reason)))
         rewriter.apply()
         return report
@@ -104,17 +128,22 @@ def _emit(
     up_linear, up_rows = _projection(up)
     if not same(gate_linear.operands[0], up_linear.operands[0]):
         raise Refusal("gate and up are projections of different values")
-    if len(down.operands) > 2:
-        raise Refusal(f"its down projection has the bias {show(down.operands[2])}")
     if not isinstance(down.operands[1], Constant):
         raise Refusal("its down projection is no stored matrix")
-    weights = [
-        _rows(rewriter.graph, gate_linear, gate_rows),
-        _rows(rewriter.graph, up_linear, up_rows),
-    ]
+    parts = [(gate_linear, gate_rows), (up_linear, up_rows), (down, None)]
+    weights = [_part(rewriter.graph, n.operands[1], rows) for n, rows in parts]
     attrs: dict[str, Attr] = {} if activation == "silu" else {"activation": activation}
+    biases: list[Operand] = []
+    if any(len(n.operands) > 2 for n, _ in parts):
+        attrs["biases"] = True
+        biases = [
+            _part(rewriter.graph, n.operands[2], rows)
+            if len(n.operands) > 2
+            else _zeros(rewriter.graph, weight.shape[0])
+            for (n, rows), weight in zip(parts, weights, strict=True)
+        ]
     scope = common_scope(gate_linear.scope, up_linear.scope, product.scope, down.scope)
-    operands = [gate_linear.operands[0], *weights, down.operands[1]]
+    operands = [gate_linear.operands[0], *weights, *biases]
     rewriter.replace(down, "gated_mlp", operands, attrs, scope)
 
 
@@ -127,24 +156,23 @@ def _projection(operand: Operand) -> tuple[Node, tuple[int, int] | None]:
             raise Refusal(f"gate and up are interleaved in {show(node.operands[0])}")
         node, rows = producer(node.operands[0]), (int(start), int(end))
     if node is None or node.op != "linear":
-        raise Refusal(f"{show(operand)} is no linear projection")
-    if len(node.operands) > 2:
-        raise Refusal(f"its projection has the bias {show(node.operands[2])}")
+        how = _CHANGES.get(node.op if node else "", "is no linear projection")
+        raise Refusal(f"{show(operand)} {how}")
     if not isinstance(node.operands[1], Constant):
         raise Refusal(f"{show(node.operands[1])} is no stored matrix")
     return node, rows
 
 
-def _rows(graph: Graph, linear: Node, rows: tuple[int, int] | None) -> Constant:
-    """The projection's weight, or a constant for some of its rows."""
-    weight = linear.operands[1]
-    assert isinstance(weight, Constant)
-    if rows is None:
-        return weight
-    if weight.parameter is None or weight.rows is not None:
-        raise Refusal(f"@{weight.name} is no whole parameter of the checkpoint")
-    name = f"{weight.name}.{rows[0]}"
-    kind = TensorType(weight.dtype, (rows[1] - rows[0], weight.shape[1]))
-    part = Constant(name, kind, weight.parameter)
-    part.transposed, part.rows, part.plus = weight.transposed, rows, weight.plus
-    return graph.constants.setdefault(name, part)
+def _part(graph: Graph, whole: Operand, rows: tuple[int, int] | None) -> Constant:
+    """A projection's weight or bias, or a constant for some of its rows."""
+    if not isinstance(whole, Constant):
+        raise Refusal(f"{show(whole)} is no stored tensor")
+    return whole if rows is None else row_part(graph, whole, rows)
+
+
+def _zeros(graph: Graph, count: Dim) -> Constant:
+    """The bias of a projection that has none."""
+    assert isinstance(count, int)
+    zeros = np.zeros(count, np.float32)
+    made = Constant(f"zeros.{count}", TensorType(DType.F32, (count,)), data=zeros)
+    return graph.constants.setdefault(made.name, made)

@@ -42,7 +42,17 @@ from typing import ClassVar
 
 import torch
 
-from ..compiler.ir import OPS, Graph, Level, Node, Shape, Value, attribute, evaluate_dim
+from ..compiler.ir import (
+    OPS,
+    Graph,
+    Level,
+    Node,
+    Operand,
+    Shape,
+    Value,
+    attribute,
+    evaluate_dim,
+)
 from .base import NearMiss, Pass, PassReport
 from .match import LAST, matches, op, orders, producer, var
 from .probe import MOVES, cone, evaluate, signature, symbols_of
@@ -181,10 +191,17 @@ def _two_halves(rewriter: Rewriter, root: Node) -> Rotation | None:
         x1, x2, cos, sin = (found.bound[n] for n in ("x1", "x2", "cos", "sin"))
         if not (isinstance(cos, Value) and isinstance(sin, Value)):
             continue
-        x = _joined(rewriter, root, x1, x2)
+        x = _joined(rewriter, root, x1, x2) or _concatenated(rewriter, root, x1, x2)
         if x is not None and x.shape == root.result.shape and cos.shape[-1] == _half(x):
             return Rotation(root, x, cos, sin, "half", halves=True)
     return None
+
+
+def _concatenated(rewriter: Rewriter, root: Node, x1: Operand, x2: Operand) -> Value | None:
+    """The halves in a row, wherever they come from (DeepSeek: even and odd elements)."""
+    if not (isinstance(x1, Value) and isinstance(x2, Value)) or x1.type != x2.type:
+        return None
+    return rewriter.emit(root, "concat", [x1, x2], {"axis": x1.type.rank - 1})
 
 
 def _half(x: Value) -> int | None:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..compiler.ir import Attr, Builder, Graph, Node, Operand, Users, Value, infer
+from ..compiler.ir import (
+    Attr,
+    Builder,
+    Constant,
+    Graph,
+    Node,
+    Operand,
+    TensorType,
+    Users,
+    Value,
+    infer,
+)
 
 
 class Rewriter:
@@ -75,6 +86,16 @@ def become(
     for value in node.results:
         value.node = node
     return node
+
+
+def row_part(graph: Graph, whole: Constant, rows: tuple[int, int]) -> Constant:
+    """A constant for rows [start, end) of a parameter; ValueError if it is no whole parameter."""
+    if whole.parameter is None or whole.rows is not None:
+        raise ValueError(f"@{whole.name} is no whole parameter of the checkpoint")
+    kind = TensorType(whole.dtype, (rows[1] - rows[0], *whole.shape[1:]))
+    part = Constant(f"{whole.name}.{rows[0]}", kind, whole.parameter, role=whole.role)
+    part.transposed, part.rows, part.plus = whole.transposed, rows, whole.plus
+    return graph.constants.setdefault(part.name, part)
 
 
 def common_scope(*scopes: str) -> str:

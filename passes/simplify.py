@@ -237,6 +237,26 @@ def _compose_slices(node: Node, inner: Node) -> Node | None:
     return become(node, "slice", [inner.operands[0]], {**node.attrs, **moved})
 
 
+def pick_part(walk: Walk, node: Node) -> Node | Tensor | None:
+    """A slice inside one operand of a concat reads that operand."""
+    inner = _producer(node.operands[0]) if node.op == "slice" else None
+    if inner is None or inner.op != "concat":
+        return None
+    axis, begin = axis_of(node, node.result.type.rank), 0
+    start, end = attribute(node, "start"), attribute(node, "end")
+    if axis_of(inner, node.result.type.rank) != axis:
+        return None
+    for part in inner.operands:
+        width = shape_of(part)[axis]
+        if not isinstance(width, int):
+            return None
+        if begin <= start and end <= begin + width:
+            moved = {"start": start - begin, "end": end - begin}
+            return become(node, "slice", [part], {**node.attrs, **moved})
+        begin += width
+    return None
+
+
 def to_linear(walk: Walk, node: Node) -> Node | None:
     """x @ w^T is linear(x, w)."""
     weight = _producer(node.operands[1]) if node.op == "matmul" else None
@@ -374,6 +394,50 @@ def _untransposed(walk: Walk, operand: Operand, perm: tuple[int, ...]) -> Operan
     return operand if isinstance(operand, Constant) and same_last else None
 
 
+def split_batch(walk: Walk, node: Node) -> Node | None:
+    """Heads merged into the batch for a product (baddbmm) stay apart: the merge sinks below it.
+
+    op(reshape(x)) with reshape [B, H, ...] -> [B*H, ...] is reshape(op(x)).
+    """
+    merged = [_merged(o) for o in node.operands]
+    lead = next((m.shape[:2] for m in merged if m is not None), None)
+    if lead is None or any(len(v.shape) != 3 for v in node.results):
+        return None
+    attrs = dict(node.attrs)
+    if node.op == "transpose" and attribute(node, "perm") == (0, 2, 1):
+        attrs["perm"] = (0, 1, 3, 2)
+    elif node.op != "matmul" and OPS[node.op].kind is not Kind.ELEMENTWISE:
+        return None
+    if any(not _splits(o, lead) for o in node.operands):
+        return None
+    operands: list[Operand] = [
+        walk.make("reshape", [o], node.scope, {"shape": (*lead, *o.shape[1:])})
+        if isinstance(o, Value)
+        else o
+        for o in node.operands
+    ]
+    inner = walk.make(node.op, operands, node.scope, attrs)
+    return become(node, "reshape", [inner], {"shape": node.result.shape})
+
+
+def _merged(operand: Operand) -> Value | None:
+    """x [B, H, ...] if the operand is its reshape to [B*H, ...], B being symbolic."""
+    node = _producer(operand)
+    x = node.operands[0] if node is not None and node.op == "reshape" else None
+    if node is None or not isinstance(x, Value) or len(x.shape) != len(node.result.shape) + 1:
+        return None
+    apart = isinstance(x.shape[0], SymDim) and isinstance(x.shape[1], int)
+    return x if apart and x.shape[2:] == node.result.shape[1:] else None
+
+
+def _splits(operand: Operand, lead: Shape) -> bool:
+    """Whether an operand is a number or has the merged axis in front."""
+    if not isinstance(operand, Value | Constant):
+        return True
+    shape = operand.shape
+    return isinstance(operand, Value) and len(shape) == 3 and shape[0] == lead[0] * lead[1]
+
+
 def cancel_reshapes(walk: Walk, node: Node) -> Tensor | Node | None:
     """reshape(op(reshape(x))) is op(x) if the ops between do not look at the axes it changed."""
     value = node.operands[0] if node.op == "reshape" else None
@@ -437,10 +501,12 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("neutral", neutral),
     ("drop-empty", drop_empty),
     ("compose", compose),
+    ("pick-part", pick_part),
     ("to-linear", to_linear),
     ("spread-full", spread_full),
 )
 SINKING: tuple[tuple[str, Rule], ...] = (
     ("cancel-reshapes", cancel_reshapes),
     ("sink-transpose", sink_transpose),
+    ("split-batch", split_batch),
 )

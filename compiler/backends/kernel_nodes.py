@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..ir import Constant, Dim, DType, Node, Operand, Shape, SymDim, Value, attribute, op_of
-from .emission import DOMAIN, Emission
+from .emission import DOMAIN, ONNX_DTYPE, Emission
 from .primitive_nodes import Emit
 
 
@@ -61,6 +61,9 @@ def _embedding(emission: Emission, node: Node) -> None:
 
 def _gated_mlp(emission: Emission, node: Node) -> None:
     names = [emission.operand(o) for o in node.operands]
+    if attribute(node, "biases"):
+        biases, residual = names[4:7], names[7:] or [""]
+        names = [*names[:4], *residual, *biases]
     gate, up, down = (_matrix(o) for o in node.operands[1:4])
     m, k = map(_int, gate.shape)
     _spike(
@@ -108,6 +111,17 @@ def _moe(emission: Emission, node: Node) -> None:
     )
 
 
+def _qkv(emission: Emission, node: Node) -> None:
+    names = [emission.operand(o) for o in node.operands]
+    weights = dict(zip("qkv", map(_matrix, node.operands[1:4]), strict=True))
+    attrs: dict[str, Any] = {f"{name}_format": w.format for name, w in weights.items()}
+    attrs |= {f"{name}_n": _int(w.shape[0]) for name, w in weights.items()}
+    k = _int(weights["q"].shape[1])
+    results = [v.name for v in node.results]
+    emission.node("Qkv", names, results[0], domain=DOMAIN, k=k, **attrs)
+    emission.nodes[-1].output.extend(results[1:])
+
+
 def _rms_norm(emission: Emission, node: Node) -> None:
     x = emission.operand(node.operands[0])
     if len(node.operands) == 1:
@@ -142,6 +156,9 @@ def _paged_attention(emission: Emission, node: Node) -> None:
     heads, width = node.value(0).shape[1], node.result.shape[2]
     flat = emission.fresh("attention")
     names = [*rows, *(f"kv.{s.name}" for s in states), *step]
+    if slopes := attribute(node, "slopes"):
+        sinks = [] if len(step) > 4 else [""]
+        names += [*sinks, emission.array(np.array(slopes, np.float32))]
     emission.node(
         "Attention",
         names,
@@ -151,6 +168,7 @@ def _paged_attention(emission: Emission, node: Node) -> None:
         kv_heads=node.value(1).shape[1],
         scale=float(attribute(node, "scale")),
         window=attribute(node, "window"),
+        chunk=attribute(node, "chunk"),
         softcap=float(attribute(node, "softcap")),
         kv_format=states[0].format,
     )
@@ -178,11 +196,26 @@ def _attention(emission: Emission, node: Node) -> None:
         limit = emission.scalar(cap, DType.F32)
         squashed = emission.node("Tanh", [emission.node("Div", [scores, limit])])
         scores = emission.node("Mul", [squashed, limit])
+    if slopes := attribute(node, "slopes"):
+        scores = emission.node("Add", [scores, _alibi(emission, node, slopes)])
     hidden = emission.scalar(float("-inf"), DType.F32)
     scores = emission.node("Where", [_seen(emission, node), scores, hidden])
     weights = _weights(emission, node, scores)
     values = _repeat_heads(emission, v, groups)
     emission.node("MatMul", [weights, values], node.result.name)
+
+
+def _alibi(emission: Emission, node: Node, slopes: tuple[float, ...]) -> str:
+    """f32 [H, S, L]: slope times the key's distance from the query."""
+    length, step = node.value(1).shape[2], node.value(0).shape[2]
+    key = ("alibi", length, step, slopes)
+    if key not in emission.once:
+        i = _positions(emission, length - step, length, (step, 1))
+        j = _positions(emission, 0, length, (1, length))
+        distance = emission.node("Cast", [emission.node("Sub", [j, i])], to=ONNX_DTYPE[DType.F32])
+        by_head = emission.array(np.array(slopes, np.float32).reshape(-1, 1, 1))
+        emission.once[key] = emission.node("Mul", [by_head, distance])
+    return emission.once[key]
 
 
 def _repeat_heads(emission: Emission, x: Value, groups: int) -> str:
@@ -243,6 +276,7 @@ KERNELS: dict[str, Emit] = {
     "gated_mlp": _gated_mlp,
     "route": _route,
     "moe": _moe,
+    "qkv": _qkv,
     "rms_norm": _rms_norm,
     "rope": _rope,
     "paged_attention": _paged_attention,

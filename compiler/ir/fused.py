@@ -15,6 +15,7 @@ from .types import Dim
 ACTIVATIONS: dict[str, Any] = {
     "silu": functional.silu,
     "gelu_erf": functional.gelu,
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
@@ -75,14 +76,29 @@ def visible(queries: int, keys: int, window: int, chunk: int, causal: bool) -> T
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor | None, scale: float, cap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Tensor,
+    sinks: Tensor | None,
+    *,
+    scale: float,
+    softcap: float,
+    slopes: tuple[float, ...],
 ) -> Tensor:
-    """q [B, H, S, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv], seen [S, L] -> [B, H, S, Dv]."""
+    """q [B, H, S, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv], seen [S, L] -> [B, H, S, Dv].
+
+    slopes: ALiBi (Press et al. 2022), one per head: logit += slope * (key's - query's position).
+    """
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = torch.matmul(q, k.transpose(2, 3)) * scale
-    if cap:
-        scores = torch.tanh(scores / cap) * cap
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    if slopes:
+        queries, keys = seen.shape
+        distance = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(1)
+        scores = scores + torch.tensor(slopes).reshape(-1, 1, 1) * distance
     scores = scores.masked_fill(~seen, float("-inf"))
     if sinks is not None:
         column = sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
@@ -93,7 +109,7 @@ def attend(
 
 @declare(
     "attention(q, k, v, sinks?, *, scale: float, causal: bool = True, window: int = 0, "
-    "chunk: int = 0, softcap: float = 0.0)",
+    "chunk: int = 0, softcap: float = 0.0, slopes: floats = ())",
     rules.attention,
     levels=LOWERED,
 )
@@ -108,10 +124,11 @@ def attention(
     window: int,
     chunk: int,
     softcap: float,
+    slopes: tuple[float, ...],
 ) -> Tensor:
     """softmax(scale q k^T, masked) v; q [B, H, S, D]; k, v [B, Hkv, L, D]; query i at L - S + i"""
     seen = visible(q.shape[2], k.shape[2], window, chunk, causal)
-    return attend(q, k, v, seen, sinks, scale, softcap)
+    return attend(q, k, v, seen, sinks, scale=scale, softcap=softcap, slopes=slopes)
 
 
 def _needs_states(op: str) -> RuntimeError:
@@ -131,7 +148,8 @@ def kv_append(new: Tensor, *, state: str, axis: int, past: Dim) -> Tensor:
 
 @declare(
     "paged_attention(q, k, v, slots, seq_starts, kv_lens, block_tables, sinks?, *, key: str, "
-    "value: str, scale: float, window: int = 0, softcap: float = 0.0)",
+    "value: str, scale: float, window: int = 0, chunk: int = 0, softcap: float = 0.0, "
+    "slopes: floats = ())",
     rules.paged_attention,
     levels=LOWERED,
     effect=True,
@@ -152,7 +170,7 @@ def linear_residual(
 
 
 @declare(
-    'gated_mlp(x, gate, up, down, residual?, *, activation: str = "silu")',
+    'gated_mlp(x, gate, up, down, extras*, *, activation: str = "silu", biases: bool = False)',
     rules.gated_mlp,
     kind=Kind.LAST_AXIS,
     levels=LOWERED,
@@ -162,11 +180,26 @@ def gated_mlp(
     gate: Tensor,
     up: Tensor,
     down: Tensor,
-    residual: Tensor | None = None,
-    *,
+    *extras: Tensor,
     activation: str,
+    biases: bool,
 ) -> Tensor:
-    """residual + down(act(gate(x)) * up(x)); gate, up [m, k]; down [n, m]"""
-    hidden = ACTIVATIONS[activation](functional.linear(x, gate)) * functional.linear(x, up)
-    result = functional.linear(hidden, down)
-    return result if residual is None else residual + result
+    """residual + down(act(gate(x)) * up(x)); extras: the biases of all three, then a residual"""
+    of_gate, of_up, of_down = extras[:3] if biases else (None, None, None)
+    gated = ACTIVATIONS[activation](functional.linear(x, gate, of_gate))
+    result = functional.linear(gated * functional.linear(x, up, of_up), down, of_down)
+    residual = extras[3 if biases else 0 :]
+    return residual[0] + result if residual else result
+
+
+@declare("qkv(x, q, k, v, biases*)", rules.qkv, kind=Kind.LAST_AXIS, levels=LOWERED, results=3)
+def qkv(
+    x: Tensor, q: Tensor, k: Tensor, v: Tensor, *biases: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x q^T, x k^T and x v^T, with the biases of all three or of none"""
+    of_q, of_k, of_v = biases or (None, None, None)
+    return (
+        functional.linear(x, q, of_q),
+        functional.linear(x, k, of_k),
+        functional.linear(x, v, of_v),
+    )

@@ -127,18 +127,19 @@ class Interpreter:
         written = slots >= 0
         keys.rows[slots[written].long()] = k[written]
         values.rows[slots[written].long()] = v[written]
-        window, scale, softcap = (attribute(node, n) for n in ("window", "scale", "softcap"))
+        window, chunk = (int(attribute(node, n)) for n in ("window", "chunk"))
+        logits = {n: attribute(node, n) for n in ("scale", "softcap", "slopes")}
         outputs = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype)
         for b in range(len(lens)):
             start, end, length = int(starts[b]), int(starts[b + 1]), int(lens[b])
             index = torch.arange(length)
             rows = tables[b].long()[index // keys.tokens_per_block] * keys.tokens_per_block
             rows = rows + index % keys.tokens_per_block
-            seen = visible(end - start, length, window, 0, True)
+            seen = visible(end - start, length, window, chunk, True)
             past_k, past_v = (_head_major(pool.rows[rows]) for pool in (keys, values))
             here = _head_major(q[start:end])
-            chunk = attend(here, past_k, past_v, seen, sinks, scale, softcap)
-            outputs[start:end] = chunk[0].transpose(0, 1)
+            attended = attend(here, past_k, past_v, seen, sinks, **logits)
+            outputs[start:end] = attended[0].transpose(0, 1)
         return outputs
 
 

@@ -150,6 +150,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "dim": lambda v: isinstance(v, int | SymDim) and not isinstance(v, bool),
     "scalar": lambda v: isinstance(v, int | float | bool | SymDim),
     "ints": lambda v: isinstance(v, tuple) and all(isinstance(i, int) for i in v),
+    "floats": lambda v: isinstance(v, tuple) and all(isinstance(i, int | float) for i in v),
     "dims": lambda v: isinstance(v, tuple) and all(isinstance(i, int | SymDim) for i in v),
 }
 

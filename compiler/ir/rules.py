@@ -230,10 +230,14 @@ def paged_attention(node: Node) -> list[TensorType]:
 
 
 def gated_mlp(node: Node) -> list[TensorType]:
-    """x [..., K], gate and up [M, K], down [N, M] -> [..., N]."""
+    """x [..., K], gate and up [M, K], down [N, M] -> [..., N]; biases [M], [M], [N]."""
     x, gate, up, down = (node.tensor(i) for i in range(4))
     if gate.shape != up.shape or x.shape[-1] != gate.shape[1] or down.shape[1] != gate.shape[0]:
         raise ValueError(f"gated_mlp of {x.type}, {gate.type}, {up.type} and {down.type}")
+    extras = [shape_of(o) for o in node.operands[4:]]
+    biases = [gate.shape[:1], up.shape[:1], down.shape[:1]] if attribute(node, "biases") else []
+    if extras[:3] != biases and biases or len(extras) - len(biases) not in (0, 1):
+        raise ValueError(f"gated_mlp with biases of shape {biases} and a residual, not {extras}")
     return [x.type.with_shape((*x.shape[:-1], down.shape[0]))]
 
 
@@ -259,6 +263,17 @@ def moe(node: Node) -> list[TensorType]:
     if biases not in ([], [(experts, m), (experts, m), (experts, n)]):
         raise ValueError(f"moe of biases {biases} with {experts} experts")
     return [x.type.with_shape((*x.shape[:-1], n))]
+
+
+def qkv(node: Node) -> list[TensorType]:
+    """x [..., K] with three weights [N, K] -> three [..., N]."""
+    x, *weights = (node.tensor(i) for i in range(4))
+    if any(w.type.rank != 2 or w.shape[1] != x.shape[-1] for w in weights):
+        raise ValueError(f"qkv of {x.type} and {', '.join(str(w.type) for w in weights)}")
+    biases = [shape_of(o) for o in node.operands[4:]]
+    if biases and biases != [w.shape[:1] for w in weights]:
+        raise ValueError(f"qkv with biases of shape {biases}")
+    return [x.type.with_shape((*x.shape[:-1], w.shape[0])) for w in weights]
 
 
 def appended(node: Node) -> list[TensorType]:

@@ -138,8 +138,9 @@ def _number(text: str) -> bool | int | float:
 
 
 def _parse_attr(text: str, kind: str) -> Attr:
-    if kind in ("ints", "dims"):
-        return tuple(_parse_item(t, "dim") for t in _items(text.strip("[]")))
+    if kind in ("ints", "dims", "floats"):
+        each = "float" if kind == "floats" else "dim"
+        return tuple(_parse_item(t, each) for t in _items(text.strip("[]")))
     return _parse_item(text, kind)
 
 

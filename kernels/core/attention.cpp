@@ -182,7 +182,7 @@ class Attention {
     item.tokens = tokens;
     item.first = step_.kv_lens[b] - new_tokens(b) + from;
     item.high = item.first + tokens;
-    item.low = spec_.window > 0 ? std::max<int64_t>(0, item.first + 1 - spec_.window) : 0;
+    item.low = spec_.first_seen(item.first);
     return item;
   }
 
@@ -242,8 +242,10 @@ class Attention {
     const int64_t end = std::min(segment_end(begin), item.high), per_head = rows_per_head(item);
     for (int64_t h = 0; h < item.kv_heads; ++h) {
       const int64_t row = h * per_head;
-      const QueryRows query{&spec_, q + row * key_stride_, per_head, group_, item.first,
-                            key_stride_, value_stride_};
+      const float* slopes =
+          step_.slopes != nullptr ? step_.slopes + (item.kv_head + h) * group_ : nullptr;
+      const QueryRows query{&spec_,     q + row * key_stride_, per_head,      group_,
+                            item.first, key_stride_,           value_stride_, slopes};
       kernel_(query, cached(item, item.kv_head + h), begin, end,
               {part.max + row, part.sum + row, part.out + row * value_stride_}, scratch);
     }
@@ -347,8 +349,7 @@ std::string sequence_fault(const AttentionSpec& spec, const KvPool& pool, const 
   if (last_block >= step.table_width)
     return name + "kv_lens " + number(length) + " needs " + number(last_block + 1) +
            " blocks, block_tables has " + number(step.table_width);
-  const int64_t low = spec.window > 0 ? std::max<int64_t>(0, first + 1 - spec.window) : 0;
-  for (int64_t i = low / pool.block_size; i <= last_block; ++i) {
+  for (int64_t i = spec.first_seen(first) / pool.block_size; i <= last_block; ++i) {
     const int64_t block = step.block_tables[b * step.table_width + i];
     if (block < 0 || block >= pool.blocks)
       return name + "block_tables entry " + number(i) + " is block " + number(block) +

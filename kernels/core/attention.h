@@ -1,6 +1,7 @@
 // Attention over a paged cache of keys and values, for any mix of prompts and decode steps.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -16,8 +17,15 @@ struct AttentionSpec {
   int64_t value_dim = 0;   ///< elements of one v and output head
   float scale = 1.0f;      ///< logit = scale * q.k
   int64_t window = 0;      ///< token i sees j with i - window < j <= i; 0: every j <= i
+  int64_t chunk = 0;       ///< token i sees j <= i of its own chunk only; 0: no chunks
   float softcap = 0.0f;    ///< logit = softcap * tanh(logit / softcap); 0: unchanged
   KvFormat format = KvFormat::f32;
+
+  /// The first position that the token at `position` sees.
+  int64_t first_seen(int64_t position) const {
+    const int64_t behind = window > 0 && position >= window ? position + 1 - window : 0;
+    return chunk > 0 ? std::max(behind, position / chunk * chunk) : behind;
+  }
 };
 
 /// The cache: slot s = block * block_size + offset holds one row per kv head.
@@ -41,6 +49,7 @@ struct AttentionStep {
   const int32_t* kv_lens = nullptr;       ///< [sequences] cached + new tokens
   const int32_t* block_tables = nullptr;  ///< [sequences, table_width] block of each run of positions
   const float* sinks = nullptr;           ///< [heads] extra logit without a value, or null
+  const float* slopes = nullptr;          ///< [heads] ALiBi: logit += slope * (j - i), or null
 };
 
 /// What is wrong with the numbers of a step, naming the offender; empty if nothing is. Only table

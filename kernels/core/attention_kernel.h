@@ -29,12 +29,11 @@ struct QueryRows {
   int64_t first = 0;  ///< position of the first token
   int64_t key_stride = 0;
   int64_t value_stride = 0;
+  const float* slopes = nullptr;  ///< [group], or null
 
   /// The positions that row r sees: [low, high).
   int64_t high(int64_t r) const { return first + r / group + 1; }
-  int64_t low(int64_t r) const {
-    return spec->window > 0 ? std::max<int64_t>(0, high(r) - spec->window) : 0;
-  }
+  int64_t low(int64_t r) const { return spec->first_seen(high(r) - 1); }
 };
 
 /// The cached rows of one sequence and kv head.

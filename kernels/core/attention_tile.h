@@ -187,6 +187,12 @@ void cap_row(float* s, float softcap) {
   }
 }
 
+/// ALiBi (Press et al. 2022): a logit falls by slope for every position that the key lies back.
+inline void bias_row(float* s, float slope, int64_t distance) {
+  for (int64_t j = 0; j < tile_positions; ++j)
+    s[j] += slope * static_cast<float>(static_cast<int32_t>(distance + j));
+}
+
 /// Turns one row of logits into weights relative to the row's new maximum; updates max and sum.
 /// Returns the factor by which what was accumulated so far shrinks.
 template <class V>
@@ -219,6 +225,7 @@ void soften(const QueryRows& q, int64_t tile, float* s, float* carry, const Part
       continue;
     }
     if (q.spec->softcap > 0.0f) cap_row<V>(s, q.spec->softcap);
+    if (q.slopes != nullptr) bias_row(s, q.slopes[r % q.group], tile + 1 - q.high(r));
     std::fill(s, s + low, -INFINITY);
     std::fill(s + high, s + tile_positions, -INFINITY);
     carry[r] = soft_row<V>(s, part.max[r], part.sum[r]);

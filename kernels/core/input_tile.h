@@ -60,7 +60,9 @@ typename V::Floats activate(typename V::Floats x) {
     // 2 sqrt(2 / pi) (x + 0.044715 x^3), as gelu(x) = x sigmoid(2 z) for the tanh form's z
     const auto cubic = V::fma(V::mul(x, x), V::set(0.044715f), V::set(1.f));
     return swish<V>(x, V::mul(V::mul(x, cubic), V::set(1.5957691216f)));
-  } else if constexpr (act == Activation::relu)
+  } else if constexpr (act == Activation::gelu_quick)
+    return swish<V>(x, V::mul(x, V::set(1.702f)));
+  else if constexpr (act == Activation::relu)
     return V::max(V::set(0.f), x);
   else {
     const auto positive = V::max(V::set(0.f), x);
@@ -79,6 +81,7 @@ void gate_values(Activation act, float* gate, const float* up, int64_t count) {
   switch (act) {
     case Activation::silu: return gate_lanes<V, Activation::silu>(gate, up, count);
     case Activation::gelu_tanh: return gate_lanes<V, Activation::gelu_tanh>(gate, up, count);
+    case Activation::gelu_quick: return gate_lanes<V, Activation::gelu_quick>(gate, up, count);
     case Activation::relu: return gate_lanes<V, Activation::relu>(gate, up, count);
     case Activation::relu2: return gate_lanes<V, Activation::relu2>(gate, up, count);
     case Activation::gelu_erf:

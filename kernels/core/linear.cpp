@@ -25,23 +25,36 @@ void write_piece(const Piece& piece, const float* products, int64_t n, const flo
   }
 }
 
+/// One piece of y[t, n] = w x + bias + residual.
+void linear_piece(const Matrix& w, const Input& input, const Piece& piece, const float* bias,
+                  const float* residual, float* y) {
+  alignas(64) float products[kCallFloats];
+  linear_kernels().dot(w, input, piece.group, piece.groups, piece.token, piece.tokens, products);
+  write_piece(piece, products, w.n, bias, residual, y);
+}
+
 /// y = w x over input that is already prepared.
 void linear_prepared(const Parallel& parallel, const Matrix& w, const Input& input, int64_t t,
                      const float* bias, const float* residual, float* y) {
   const Pieces pieces(w, t, parallel.threads);
   parallel(pieces.tasks(), [&](int64_t task) {
-    alignas(64) float products[kCallFloats];
-    pieces.for_task(task, [&](const Piece& piece) {
-      linear_kernels().dot(w, input, piece.group, piece.groups, piece.token, piece.tokens,
-                           products);
-      write_piece(piece, products, w.n, bias, residual, y);
-    });
+    pieces.for_task(
+        task, [&](const Piece& piece) { linear_piece(w, input, piece, bias, residual, y); });
   });
 }
 
+/// products[tokens, 16 * groups] += bias, as far as there are rows.
+void add_bias(const Piece& piece, int64_t n, const float* bias, float* products) {
+  if (bias == nullptr) return;
+  const int64_t stride = piece.groups * kTileRows, row = piece.group * kTileRows;
+  for (int64_t i = 0; i < piece.tokens; ++i, products += stride)
+    for (int64_t r = 0; r < std::min(stride, n - row); ++r) products[r] += bias[row + r];
+}
+
 /// middle[t, m] = act(gate x) * (up x).
-void gate_up(const Parallel& parallel, const Matrix& gate, const Matrix& up, Activation act,
+void gate_up(const Parallel& parallel, const GatedMlpWeights& weights, Activation act,
              const Input& input, int64_t t, float* middle) {
+  const Matrix &gate = weights.gate, &up = weights.up;
   // Both matrices are cut alike: by the smaller step if their formats have different ones.
   const bool gate_cuts = row_groups_per_step(gate.format) <= row_groups_per_step(up.format);
   const Pieces pieces(gate_cuts ? gate : up, t, parallel.threads);
@@ -51,6 +64,8 @@ void gate_up(const Parallel& parallel, const Matrix& gate, const Matrix& up, Act
       const LinearKernels& kernels = linear_kernels();
       kernels.dot(gate, input, p.group, p.groups, p.token, p.tokens, gates);
       kernels.dot(up, input, p.group, p.groups, p.token, p.tokens, ups);
+      add_bias(p, gate.n, weights.gate_bias, gates);
+      add_bias(p, up.n, weights.up_bias, ups);
       kernels.gate(act, gates, ups, p.tokens * p.groups * kTileRows);
       write_piece(p, gates, gate.n, nullptr, nullptr, middle);
     });
@@ -75,18 +90,38 @@ void linear(const Parallel& parallel, const Matrix& w, const float* x, int64_t t
   linear_prepared(parallel, w, input, t, bias, residual, y);
 }
 
-void gated_mlp(const Parallel& parallel, const Matrix& gate, const Matrix& up, const Matrix& down,
-               Activation act, const float* x, int64_t t, const float* residual, float* y) {
+void linear_qkv(const Parallel& parallel, const QkvWeights& weights, const float* x, int64_t t,
+                float* const y[3]) {
   if (t == 0) return;
+  static thread_local Scratch scratch;
+  const Matrix* w = weights.w;
+  const Matrix* blocks = std::find_if(
+      w, w + 2, [](const Matrix& one) { return block_elements(one.format) > 1; });
+  const Input input = prepare_input(parallel, blocks->format, x, t, w[0].k, scratch);
+  const Pieces pieces[3] = {
+      {w[0], t, parallel.threads}, {w[1], t, parallel.threads}, {w[2], t, parallel.threads}};
+  const int64_t first[3] = {0, pieces[0].tasks(), pieces[0].tasks() + pieces[1].tasks()};
+  parallel(first[2] + pieces[2].tasks(), [&](int64_t task) {
+    const int which = task >= first[2] ? 2 : task >= first[1] ? 1 : 0;
+    pieces[which].for_task(task - first[which], [&](const Piece& piece) {
+      linear_piece(w[which], input, piece, weights.bias[which], nullptr, y[which]);
+    });
+  });
+}
+
+void gated_mlp(const Parallel& parallel, const GatedMlpWeights& weights, Activation act,
+               const float* x, int64_t t, const float* residual, float* y) {
+  if (t == 0) return;
+  const Matrix &gate = weights.gate, &up = weights.up, &down = weights.down;
   static thread_local Scratch input_scratch, middle_scratch, codes_scratch;
   // One quantisation serves both matrices; a float format reads only x and needs none.
   const Format format = block_elements(gate.format) > 1 ? gate.format : up.format;
   const Input input = prepare_input(parallel, format, x, t, gate.k, input_scratch);
   const size_t bytes = static_cast<size_t>(t * gate.n) * sizeof(float);
   float* middle = reinterpret_cast<float*>(middle_scratch.reserve(bytes));
-  gate_up(parallel, gate, up, act, input, t, middle);
+  gate_up(parallel, weights, act, input, t, middle);
   const Input down_input = prepare_input(parallel, down.format, middle, t, down.k, codes_scratch);
-  linear_prepared(parallel, down, down_input, t, nullptr, residual, y);
+  linear_prepared(parallel, down, down_input, t, weights.down_bias, residual, y);
 }
 
 }  // namespace spike

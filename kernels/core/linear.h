@@ -22,13 +22,31 @@ struct Matrix {
 void linear(const Parallel& parallel, const Matrix& w, const float* x, int64_t t, const float* bias,
             const float* residual, float* y);
 
+/// The three projections of attention, which read the same x: one quantisation, one start of threads.
+struct QkvWeights {
+  Matrix w[3];
+  const float* bias[3] = {};  ///< [n] each, or null
+};
+
+/// y[i] = x w[i]^T + bias[i], with the bits of three calls of `linear`.
+void linear_qkv(const Parallel& parallel, const QkvWeights& weights, const float* x, int64_t t,
+                float* const y[3]);
+
 /// out[k] = row `row` of w in fp32.
 void dequantize_row(const Matrix& w, int64_t row, float* out);
 
-enum class Activation { silu, gelu_tanh, gelu_erf, relu, relu2 };
+enum class Activation { silu, gelu_tanh, gelu_erf, gelu_quick, relu, relu2 };
 
-/// y = down(act(gate(x)) * up(x)); gate, up: [m, k]; down: [n, m]; residual: null or [t, n].
-void gated_mlp(const Parallel& parallel, const Matrix& gate, const Matrix& up, const Matrix& down,
-               Activation act, const float* x, int64_t t, const float* residual, float* y);
+/// gate, up: [m, k]; down: [n, m]; biases: null or given.
+struct GatedMlpWeights {
+  Matrix gate, up, down;
+  const float* gate_bias = nullptr;
+  const float* up_bias = nullptr;
+  const float* down_bias = nullptr;
+};
+
+/// y = down(act(gate(x)) * up(x)) + residual; residual: null or [t, n].
+void gated_mlp(const Parallel& parallel, const GatedMlpWeights& weights, Activation act,
+               const float* x, int64_t t, const float* residual, float* y);
 
 }  // namespace spike

@@ -1,7 +1,7 @@
 // Attention(q f32[T, H*Dk], k f32[T, Hkv*Dk], v f32[T, Hkv*Dv], key_pool u8[NB, BS, Hkv, RBk],
 //   value_pool u8[NB, BS, Hkv, RBv], slots i32[T], seq_starts i32[B+1], kv_lens i32[B],
-//   block_tables i32[B, M], sinks? f32[H]) -> (o f32[T, H*Dv], key_pool, value_pool);
-// attributes heads, kv_heads, scale, window, softcap, kv_format. The pools are written in place.
+//   block_tables i32[B, M], sinks? f32[H], slopes? f32[H]) -> (o f32[T, H*Dv], key_pool, value_pool);
+// attributes heads, kv_heads, scale, window, chunk, softcap, kv_format. The pools are written in place.
 #include "core/attention.h"
 
 #include <cstring>
@@ -16,7 +16,7 @@ struct Attention {
   static Declaration declare() {
     return {"Attention",
             {{ORT_F32}, {ORT_F32}, {ORT_F32}, {ORT_U8}, {ORT_U8}, {ORT_I32}, {ORT_I32}, {ORT_I32},
-             {ORT_I32}, {ORT_F32, ORT_OPTIONAL}},
+             {ORT_I32}, {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL}},
             {{ORT_F32}, {ORT_U8}, {ORT_U8}},
             {{3, 1}, {4, 2}}};
   }
@@ -26,6 +26,7 @@ struct Attention {
     base.kv_heads = info.integer("kv_heads");
     base.scale = info.number("scale");
     base.window = info.integer("window", 0);
+    base.chunk = info.integer("chunk", 0);
     base.softcap = info.number("softcap", 0.0f);
     const std::string name = info.text("kv_format");
     const auto format = parse_kv_format(name);
@@ -34,8 +35,8 @@ struct Attention {
     if (base.kv_heads < 1 || base.heads < 1 || base.heads % base.kv_heads != 0)
       throw Failure(std::to_string(base.heads) + " heads can't share " +
                     std::to_string(base.kv_heads) + " kv heads");
-    if (base.window < 0 || !(base.softcap >= 0.0f))
-      throw Failure("window and softcap must not be negative");
+    if (base.window < 0 || base.chunk < 0 || !(base.softcap >= 0.0f))
+      throw Failure("window, chunk and softcap must not be negative");
   }
 
   void compute(Context& context) const {
@@ -94,6 +95,7 @@ struct Attention {
     step.kv_lens = lens.as<int32_t>();
     step.block_tables = tables.as<int32_t>();
     step.sinks = context.optional(9, std::span(&base.heads, 1), "sinks");
+    step.slopes = context.optional(10, std::span(&base.heads, 1), "slopes");
     return step;
   }
 

@@ -1,4 +1,5 @@
-// GatedMlp(x f32[..., K], gate u8, up u8, down u8, residual? f32[..., N]) -> f32[..., N];
+// GatedMlp(x f32[..., K], gate u8, up u8, down u8, residual? f32[..., N],
+//   gate_bias? f32[M], up_bias? f32[M], down_bias? f32[N]) -> f32[..., N];
 // attributes activation, gate_format, up_format, down_format, k, m, n.
 #include "core/linear.h"
 #include "ops/activation.h"
@@ -11,7 +12,8 @@ namespace {
 struct GatedMlp {
   static Declaration declare() {
     return {"GatedMlp",
-            {{ORT_F32}, {ORT_U8}, {ORT_U8}, {ORT_U8}, {ORT_F32, ORT_OPTIONAL}},
+            {{ORT_F32}, {ORT_U8}, {ORT_U8}, {ORT_U8}, {ORT_F32, ORT_OPTIONAL},
+             {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL}},
             {{ORT_F32}}};
   }
 
@@ -30,7 +32,11 @@ struct GatedMlp {
     Tensor y = x;
     y.dims[y.rank - 1] = down.n;
     const float* residual = context.optional(4, y.shape(), "residual");
-    gated_mlp(context.parallel(), gate, up, down, activation, x.as<float>(), tokens, residual,
+    GatedMlpWeights weights{gate, up, down};
+    weights.gate_bias = context.optional(5, std::span(&gate.n, 1), "gate_bias");
+    weights.up_bias = context.optional(6, std::span(&up.n, 1), "up_bias");
+    weights.down_bias = context.optional(7, std::span(&down.n, 1), "down_bias");
+    gated_mlp(context.parallel(), weights, activation, x.as<float>(), tokens, residual,
               context.output_like(0, x, down.n));
   }
 

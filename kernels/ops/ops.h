@@ -10,6 +10,7 @@ const OrtCustomOp* embedding_op();
 const OrtCustomOp* gated_mlp_op();
 const OrtCustomOp* moe_op();
 const OrtCustomOp* route_op();
+const OrtCustomOp* qkv_op();
 const OrtCustomOp* rms_norm_op();
 const OrtCustomOp* rope_op();
 const OrtCustomOp* attention_op();

@@ -90,6 +90,7 @@ spike::Activation activation_of(const std::string& name) {
   if (name == "silu") return spike::Activation::silu;
   if (name == "gelu_tanh") return spike::Activation::gelu_tanh;
   if (name == "gelu_erf") return spike::Activation::gelu_erf;
+  if (name == "gelu_quick") return spike::Activation::gelu_quick;
   if (name == "relu") return spike::Activation::relu;
   if (name == "relu2") return spike::Activation::relu2;
   throw std::invalid_argument("unknown activation '" + name + "'");
@@ -99,10 +100,10 @@ void gated_mlp(ConstFloats x, const PackedMatrix& gate, const PackedMatrix& up,
                const PackedMatrix& down, const std::string& activation,
                std::optional<ConstFloats> residual, Floats y, int threads) {
   const spike::Activation act = activation_of(activation);
-  const spike::Matrix g = matrix_of(gate), u = matrix_of(up), d = matrix_of(down);
+  const spike::GatedMlpWeights weights{matrix_of(gate), matrix_of(up), matrix_of(down)};
   const int64_t t = static_cast<int64_t>(x.shape(0));
   with_pool(threads, [&](const spike::Parallel& parallel) {
-    spike::gated_mlp(parallel, g, u, d, act, x.data(), t, data_or_null(residual), y.data());
+    spike::gated_mlp(parallel, weights, act, x.data(), t, data_or_null(residual), y.data());
   });
 }
 
