@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..compiler.engine import EngineDirectory, WeightSpec
+from ..compiler.engine import EngineDirectory, PassEntry, WeightSpec
 from ..errors import ExitCode
 from .build import config_rows, memory_line
 from .precision import precision_text
@@ -113,7 +113,7 @@ def weights_text(engine: EngineDirectory) -> str:
 def passes_text(engine: EngineDirectory) -> str:
     """Each run of a pass: where it fired, and why it did not elsewhere."""
     runs = engine.config.spike.passes
-    summary = [(e.name, e.fired, len(e.near_misses)) for e in runs]
+    summary = [(e.name, e.fired, *_saved(e), len(e.near_misses)) for e in runs]
     misses: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
     for entry in runs:
@@ -127,7 +127,8 @@ def passes_text(engine: EngineDirectory) -> str:
     more = len(misses) - len(rows)
     return sections(
         [
-            table(("Pass", "#Fired", "#Near misses"), summary),
+            table(("Pass", "#Fired", "#Bytes saved", "#Launches", "#Near misses"), summary),
+            "Bytes of activations and kernel launches saved for one token (estimated; see docs).",
             section(
                 "Near misses",
                 table(("Pass", "#Times", "First at", "Why not"), rows) if rows else "none",
@@ -135,6 +136,14 @@ def passes_text(engine: EngineDirectory) -> str:
             f"and {more} more reasons (--json lists all)" if more > 0 else "",
         ]
     )
+
+
+def _saved(entry: PassEntry) -> tuple[object, object]:
+    """Bytes per token and launches that a pass saved, by the cost model of passes/cost.py."""
+    saved = entry.facts.get("saved")
+    if not isinstance(saved, Mapping):
+        return "", ""
+    return f"{saved['bytes per token']:,}", saved["launches"]
 
 
 def quantization_text(engine: EngineDirectory) -> str:

@@ -43,6 +43,7 @@ MATRIX_OPERANDS = {
     "embedding": (0,),
     "gated_mlp": (1, 2, 3),
     "moe": (3, 4, 5),
+    "qkv": (1, 2, 3),
 }
 
 

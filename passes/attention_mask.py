@@ -1,9 +1,10 @@
 """What an attention mask means, found by evaluating it.
 
 A mask that depends on dimensions only is run at several past and step lengths and compared with
-full, causal, sliding-window and chunked visibility; what it adds to visible scores may only be ALiBi,
-a slope per head times the key's position (softmax does not notice a constant per row). Widths to try are the integers that the mask's
-own subgraph mentions (and their neighbours, for < against <=), each at lengths that cross it.
+full, causal, sliding-window and chunked visibility. What it adds to visible scores may only be
+ALiBi, a slope per head times the key's position (softmax ignores a constant per row). Widths to try
+are the integers that the mask's own subgraph mentions (and their neighbours, for < against <=),
+each at lengths that cross it.
 """
 
 from __future__ import annotations

@@ -397,8 +397,7 @@ class _Flattening:
 
     def _index_select(self, node: Node) -> None:
         """Rows of a constant table, one for each token; or rows that no token decides."""
-        table, index = node.operands
-        if isinstance(table, Constant) and attribute(node, "axis") == 0:
+        if isinstance(node.operands[0], Constant) and attribute(node, "axis") == 0:
             return self._keep(node)
         if any(token_axes(node.tensor(i).shape) for i in range(2)):
             raise NotTokenWise("it picks from values that belong to tokens")

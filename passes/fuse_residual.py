@@ -28,6 +28,7 @@ from typing import ClassVar
 
 from ..compiler.ir import Constant, Graph, Level, Node, Operand, Users, Value, attribute
 from .base import NearMiss, Pass, PassReport
+from .cost import traffic
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,13 @@ def _fuse(node: Node, product: Operand, stream: Operand, users: Users) -> str | 
     if source.op == "gated_mlp":
         if len(source.operands) > (7 if attribute(source, "biases") else 4):
             return "the gated MLP already adds a residual"
-        node.op, node.operands = "gated_mlp", [*source.operands, stream]
-        node.attrs = dict(source.attrs)
-        return None
-    if not isinstance(source.operands[1], Constant):
-        return "its weight is computed"
-    x, weight, *bias = source.operands
-    node.op, node.operands = "linear_residual", [x, weight, stream, *bias]
+        fused = Node("gated_mlp", [*source.operands, stream], dict(source.attrs), node.results)
+    else:
+        if not isinstance(source.operands[1], Constant):
+            return "its weight is computed"
+        x, weight, *bias = source.operands
+        fused = Node("linear_residual", [x, weight, stream, *bias], {}, node.results)
+    if not (traffic([source, node]) - traffic([fused])).pays:
+        return "it would move more bytes than it saves"
+    node.op, node.operands, node.attrs = fused.op, fused.operands, fused.attrs
     return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..compiler.ir import Graph, VerifyError, verify
 from ..errors import ExitCode, SpikeError
 from .base import Pass, PassReport
+from .cost import Traffic, traffic
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,14 @@ def _check_level(step: Pass, graph: Graph) -> None:
 
 def _run(step: Pass, graph: Graph, done: Sequence[PassReport]) -> PassReport:
     try:
+        before = traffic(graph.nodes)
         report = step.run(graph)
         if step.ensures is not None:
             graph.level = step.ensures
         report.facts["swept"] = graph.sweep()
+        saved = before - traffic(graph.nodes)
+        if saved != Traffic(0, 0):
+            report.facts["saved"] = saved.to_json()
         verify(graph)
     except SpikeError:
         raise

@@ -20,6 +20,7 @@ from .base import Pass
 from .clean_up import CleanUp
 from .flatten_tokens import FlattenTokens
 from .fold_norm_offset import FoldNormOffset
+from .fuse_qkv import FuseQkv
 from .fuse_residual import FuseResidual
 from .manager import Phase
 from .raise_activation import RaiseActivation
@@ -58,7 +59,10 @@ def default_pipeline() -> tuple[Phase, ...]:
         Phase("state", (AliasKv(),)),
         Phase("ragged", (FlattenTokens(), CleanUp(), SelectLogitRows())),
         Phase("fuse", (FoldNormOffset(), FuseResidual())),
-        Phase("place", (AssignRoles(), AssignStorage(), AssignPrecision(), AssignKernels())),
+        Phase(
+            "place",
+            (AssignRoles(), FuseQkv(), AssignStorage(), AssignPrecision(), AssignKernels()),
+        ),
     )
 
 

@@ -28,21 +28,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from ..compiler.ir import (
-    Attr,
-    Constant,
-    Dim,
-    DType,
-    Graph,
-    Level,
-    Node,
-    Operand,
-    TensorType,
-    attribute,
-)
+from ..compiler.ir import Attr, Constant, Graph, Level, Node, Operand, attribute
 from .base import NearMiss, Pass, PassReport
+from .cost import traffic
 from .match import (
     Match,
     Pattern,
@@ -55,7 +43,8 @@ from .match import (
     show,
     var,
 )
-from .rewrite import Rewriter, common_scope, row_part
+from .probe import cone
+from .rewrite import Rewriter, common_scope, row_part, zeros
 
 _G = var("gate")
 ACTIVATIONS: tuple[tuple[Pattern, str], ...] = (
@@ -139,12 +128,20 @@ def _emit(
         biases = [
             _part(rewriter.graph, n.operands[2], rows)
             if len(n.operands) > 2
-            else _zeros(rewriter.graph, weight.shape[0])
+            else zeros(rewriter.graph, weight.shape[0])
             for (n, rows), weight in zip(parts, weights, strict=True)
         ]
     scope = common_scope(gate_linear.scope, up_linear.scope, product.scope, down.scope)
     operands = [gate_linear.operands[0], *weights, *biases]
+    fused = Node("gated_mlp", operands, attrs, down.results)
+    if not (traffic(_behind(down, gate_linear)) - traffic([fused])).pays:
+        raise Refusal("it would move more bytes than it saves")
     rewriter.replace(down, "gated_mlp", operands, attrs, scope)
+
+
+def _behind(down: Node, gate: Node) -> list[Node]:
+    """Every node between the MLP's input and its output."""
+    return cone([down.result], lambda node: gate.operands[0] not in node.results)[0]
 
 
 def _projection(operand: Operand) -> tuple[Node, tuple[int, int] | None]:
@@ -168,11 +165,3 @@ def _part(graph: Graph, whole: Operand, rows: tuple[int, int] | None) -> Constan
     if not isinstance(whole, Constant):
         raise Refusal(f"{show(whole)} is no stored tensor")
     return whole if rows is None else row_part(graph, whole, rows)
-
-
-def _zeros(graph: Graph, count: Dim) -> Constant:
-    """The bias of a projection that has none."""
-    assert isinstance(count, int)
-    zeros = np.zeros(count, np.float32)
-    made = Constant(f"zeros.{count}", TensorType(DType.F32, (count,)), data=zeros)
-    return graph.constants.setdefault(made.name, made)

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ..compiler.ir import (
     Attr,
     Builder,
     Constant,
+    Dim,
+    DType,
     Graph,
     Node,
     Operand,
@@ -96,6 +100,13 @@ def row_part(graph: Graph, whole: Constant, rows: tuple[int, int]) -> Constant:
     part = Constant(f"{whole.name}.{rows[0]}", kind, whole.parameter, role=whole.role)
     part.transposed, part.rows, part.plus = whole.transposed, rows, whole.plus
     return graph.constants.setdefault(part.name, part)
+
+
+def zeros(graph: Graph, count: Dim) -> Constant:
+    """f32 zeros: the bias of a product that has none beside others that have one."""
+    assert isinstance(count, int)
+    made = Constant(f"zeros.{count}", TensorType(DType.F32, (count,)), data=np.zeros(count, "f4"))
+    return graph.constants.setdefault(made.name, made)
 
 
 def common_scope(*scopes: str) -> str:

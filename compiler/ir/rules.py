@@ -236,7 +236,7 @@ def gated_mlp(node: Node) -> list[TensorType]:
         raise ValueError(f"gated_mlp of {x.type}, {gate.type}, {up.type} and {down.type}")
     extras = [shape_of(o) for o in node.operands[4:]]
     biases = [gate.shape[:1], up.shape[:1], down.shape[:1]] if attribute(node, "biases") else []
-    if extras[:3] != biases and biases or len(extras) - len(biases) not in (0, 1):
+    if (extras[:3] != biases and biases) or len(extras) - len(biases) not in (0, 1):
         raise ValueError(f"gated_mlp with biases of shape {biases} and a residual, not {extras}")
     return [x.type.with_shape((*x.shape[:-1], down.shape[0]))]
 

@@ -186,7 +186,7 @@ SOFTMAX = "  %p = softmax(%ma, axis=3) : f32[B, 4, S, P+S]\n"
     [
         ("MASK", STRICT, "not full, causal, a window or chunks"),
         ("MASK", SHIFTED, "not full, causal, a window or chunks"),
-        ("where(%m, 0.0, -3e+38)", "where(%m, 0.0, -1.5)", "adds a bias to some scores"),
+        ("where(%m, 0.0, -3e+38)", "where(%m, 0.0, -1.5)", "adds to some scores what is no slope"),
         ("add(%mask, %sc)", "where(%seen, %sc, -3e+38)", "not decided by lengths alone"),
         ("add(%mask, %sc)", "add(%sc, %sc)", "neither summand of %ma is a mask"),
         ("matmul(%p, %v)", "matmul(%sc2, %v)", "its softmax has another user"),
@@ -289,15 +289,36 @@ def test_squared_relu() -> None:
     assert 'activation="relu2"' in _only(graph, "gated_mlp")
 
 
+def test_quick_gelu() -> None:
+    spelled = "%s = mul(%g, 1.702) : f32[T, 16] in mlp\n  %q = sigmoid(%s) : f32[T, 16] in mlp\n"
+    text = MLP.replace("%a = silu(%g)", f"{spelled}  %a = mul(%g, %q)")
+    graph, _ = _run(text, RaiseGatedMlp())
+    assert 'activation="gelu_quick"' in _only(graph, "gated_mlp")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "want"),
+    [
+        ("linear(%x, @gate)", "linear(%x, @gate, @bias)", "@bias, @zeros.16, @zeros.8"),
+        ("linear(%x, @up)", "linear(%x, @up, @bias)", "@zeros.16, @bias, @zeros.8"),
+        ("linear(%h, @down)", "linear(%h, @down, @end)", "@zeros.16, @zeros.16, @end"),
+    ],
+)
+def test_a_bias_makes_the_missing_ones_zeros(old: str, new: str, want: str) -> None:
+    graph, report = _run(MLP.replace(old, new), RaiseGatedMlp())
+    assert report.fired
+    assert f"@down, {want}, biases=true" in _only(graph, "gated_mlp")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("linear(%x, @gate)", "linear(%x, @gate, @bias)", "its projection has the bias @bias"),
-        ("linear(%h, @down)", "linear(%h, @down, @end)", "its down projection has the bias @end"),
         ("linear(%x, @up)", "linear(%z, @up)", "projections of different values"),
         ("mul(%a, %u)", "mul(%a, %g)", ""),
         ("output %y", "output %y\n  output %h", "%h has another user"),
-        ("linear(%x, @up)", "mul(%g, 2.0)", "%u is no linear projection"),
+        ("linear(%x, @up)", "mul(%g, 2.0)", "%u is scaled"),
+        ("linear(%x, @up)", "clamp(%g, low=-7.0, high=7.0)", "%u is clamped"),
+        ("linear(%x, @up)", "tanh(%g)", "%u is no linear projection"),
     ],
 )
 def test_gated_mlp_refusals(old: str, new: str, reason: str) -> None:
