@@ -69,7 +69,8 @@ class AssignStorage(Pass):
     def run(self, graph: Graph) -> PassReport:
         """A parameter read both as a matrix and otherwise gets a second constant."""
         _split_uses(graph)
-        matrices = [c for c in graph.constants.values() if id(c) in _matrix_ids(graph)]
+        wanted = _matrix_ids(graph)
+        matrices = [c for c in graph.constants.values() if id(c) in wanted]
         formats = self.policy(matrices)
         for const in graph.constants.values():
             plain = "array" if const.data is None else const.dtype.value

@@ -1,17 +1,18 @@
 """What a rewrite saves, estimated: bytes of activations moved for one token, and launches.
 
 A kernel reads each of its operands once and writes its result once; a reshape moves nothing;
-weights and caches are read either way and do not count. The token is a decode step with 1,023 tokens
-behind it, so that shapes with P count as they weigh in practice.
+weights and caches are read either way and do not count. The token is a decode step behind 1,023
+others, so that shapes with P count as they weigh in practice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
-from ..compiler.ir import Dim, Node, SymDim, Value, evaluate_dim
+from ..compiler.ir import Dim, Node, Shape, SymDim, Value, evaluate_dim
 
 DECODE = {"P": 1023, "B1": 2}
 """Sizes of symbols; all others are 1."""
@@ -55,7 +56,12 @@ def traffic(nodes: Iterable[Node]) -> Traffic:
 
 
 def _bytes(value: Value) -> int:
-    return value.dtype.bytes * prod(map(_size, value.shape))
+    return value.dtype.bytes * _elements(value.shape)
+
+
+@cache
+def _elements(shape: Shape) -> int:
+    return prod(map(_size, shape))
 
 
 def _size(dim: Dim) -> int:

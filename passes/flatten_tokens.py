@@ -362,9 +362,6 @@ class _Flattening:
             raise NotTokenWise("its experts depend on the tokens")
         self._keep(node)
 
-    def _appended(self, value: Value) -> tuple[Operand, str]:
-        node = value.node
-        if node is None or node.op != "kv_append":
     def _appended(self, value: Value) -> _Rows:
         if id(value) not in self.appended:
             raise NotTokenWise(f"%{value.name} is not a state written in place (see alias-kv)")

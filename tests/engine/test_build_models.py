@@ -18,7 +18,14 @@ from spikeinfer import ExitCode, SpikeEngine, SpikeError
 from spikeinfer.driver import BuildRequest, BuildResult, build
 from spikeinfer.passes import raise_activation
 from spikeinfer.passes.repro import run_repro
-from transformers import AutoModelForCausalLM, BloomConfig, Phi3Config
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    DeepseekV3Config,
+    FalconConfig,
+    LlamaConfig,
+    Phi3Config,
+)
 
 MODELS = Path(__file__).parents[2] / ".cache" / "models"
 TINY = ("tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-gpt2")
@@ -177,8 +184,53 @@ def test_not_a_number_fails_the_gate(tmp_path: Path) -> None:
     assert not (tmp_path / "engine").exists()
 
 
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "pad_token_id": 0,
+}
+STRUCTURES = {
+    "ALiBi": BloomConfig(vocab_size=256, hidden_size=64, n_layer=2, n_head=4),
+    "MLP biases": LlamaConfig(
+        **SMALL, intermediate_size=96, num_key_value_heads=2, mlp_bias=True, attention_bias=True
+    ),
+    "latent cache": DeepseekV3Config(
+        **SMALL,
+        intermediate_size=96,
+        num_key_value_heads=4,
+        q_lora_rank=24,
+        kv_lora_rank=16,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=12,
+        first_k_dense_replace=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_structures_equal_the_source(structure: str, streaming: bool, tmp_path: Path) -> None:
+    """Random weights, biases too: those that transformers starts with are zero."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(STRUCTURES[structure])
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.add_(0.05 * torch.randn_like(tensor))
+    model.save_pretrained(tmp_path / "source")
+    request = BuildRequest(
+        tmp_path / "source", tmp_path / "engine", dtype="float32", enable_streaming=streaming
+    )
+    assert build(request).evidence.status == "passed"
+
+
 def test_what_cannot_stream_names_the_blocking_node(tmp_path: Path) -> None:
-    config = BloomConfig(vocab_size=256, hidden_size=64, n_layer=2, n_head=4)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "bloom")
+    """Falcon rounds its ALiBi to bfloat16: no slope times a distance, so it stays as it is."""
+    config = FalconConfig(
+        vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, alibi=True
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "falcon")
     with pytest.raises(SpikeError, match=r"SPK306 .*flatten-tokens refuses"):
-        build(BuildRequest(tmp_path / "bloom", tmp_path / "engine", enable_streaming=True))
+        build(BuildRequest(tmp_path / "falcon", tmp_path / "engine", enable_streaming=True))

@@ -106,7 +106,7 @@ def digest() -> str:
         packed, _ = problem(fmt, n, 768)
         found.update(kernels.linear(tokens(t, 768), packed, fmt, n).tobytes())
     mlp = [PackedMatrix.quantized(tokens(256, 256, seed), "q6_k") for seed in range(3)]
-    for activation in ("silu", "gelu_tanh", "gelu_erf", "relu", "relu2"):
+    for activation in ("silu", "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu2"):
         found.update(kernels.gated_mlp(tokens(9, 256) / 8, *mlp, activation).tobytes())
     return found.hexdigest()
 
@@ -166,6 +166,7 @@ ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "gelu_erf": torch.nn.functional.gelu,
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": torch.relu,
     "relu2": lambda x: torch.relu(x) ** 2,
 }

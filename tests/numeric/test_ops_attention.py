@@ -19,7 +19,9 @@ class Shape:
     key_dim: int = 64
     value_dim: int = 64
     window: int = 0
+    chunk: int = 0
     softcap: float = 0.0
+    slopes: bool = False
     kv_format: str = "f16"
     sinks: bool = False
     block_size: int = 16
@@ -133,7 +135,10 @@ def reference(cache: Cache, feeds: dict[str, np.ndarray], new: dict[int, int]) -
             logits = s.softcap * np.tanh(logits / s.softcap)
         at = np.arange(cache.lengths[b] - count, cache.lengths[b])[:, None]
         j = np.arange(cache.lengths[b])[None, :]
+        if s.slopes:
+            logits = logits + feeds["slopes"][:, None, None].astype(np.float64) * (j - at)
         seen = (j <= at) & ((j > at - s.window) if s.window else True)
+        seen &= (j // s.chunk == at // s.chunk) if s.chunk else True
         logits = np.where(seen, logits, -np.inf)
         if s.sinks:
             sink = np.broadcast_to(feeds["sinks"][:, None, None], (s.heads, count, 1))
@@ -145,16 +150,24 @@ def reference(cache: Cache, feeds: dict[str, np.ndarray], new: dict[int, int]) -
     return np.concatenate(out) if out else np.zeros((0, s.heads * s.value_dim))
 
 
+def _ports(shape: Shape) -> tuple[str, ...]:
+    """Optional inputs up to the last one that is there."""
+    return ("sinks", "slopes") if shape.slopes else ("sinks",) if shape.sinks else ()
+
+
 def session(op_session, shape: Shape, threads: int = 2) -> ort.InferenceSession:
+    optional = [name for name in ("sinks", "slopes") if getattr(shape, name)]
     return op_session(
         "Attention",
-        INPUTS | ({"sinks": "f32"} if shape.sinks else {}),
+        INPUTS | dict.fromkeys(optional, "f32"),
         {"o": "f32", "key_pool_out": "u8", "value_pool_out": "u8"},
         threads=threads,
+        order=[*INPUTS, *(n if n in optional else "" for n in _ports(shape))],
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         scale=shape.scale,
         window=shape.window,
+        chunk=shape.chunk,
         softcap=shape.softcap,
         kv_format=shape.kv_format,
     )
@@ -179,9 +192,13 @@ def play(op_session, shape: Shape, steps: list[dict[int, int]], seed: int = 0) -
     """Runs steps and compares each with the reference."""
     sess = session(op_session, shape)
     cache = Cache(shape, seed=seed)
-    sinks = {"sinks": cache.rng.standard_normal(shape.heads).astype(np.float32)}
+    per_head = {
+        name: cache.rng.standard_normal(shape.heads).astype(np.float32)
+        for name in ("sinks", "slopes")
+        if getattr(shape, name)
+    }
     for new in steps:
-        feeds = cache.tokens(sum(new.values())) | (sinks if shape.sinks else {}) | cache.step(new)
+        feeds = cache.tokens(sum(new.values())) | per_head | cache.step(new)
         got = run(sess, cache, feeds)
         want = reference(cache, feeds, new)
         assert got.shape == want.shape
@@ -205,6 +222,11 @@ SHAPES = {
     "window-of-one": Shape(window=1, heads=2),
     "softcap": Shape(softcap=3.0, scale=1.0),
     "sinks": Shape(sinks=True, window=33),
+    "chunk": Shape(chunk=20),
+    "chunk-of-one": Shape(chunk=1, heads=2),
+    "chunk-and-window": Shape(chunk=33, window=20, softcap=3.0),
+    "alibi": Shape(slopes=True),
+    "alibi-and-the-rest": Shape(slopes=True, sinks=True, window=33, softcap=3.0, heads=40),
     "block-of-one": Shape(block_size=1, heads=2, kv_heads=1),
     "block-of-7": Shape(block_size=7, kv_format="int8"),
 }
@@ -232,7 +254,9 @@ def test_random_shapes_and_schedules(op_session, seed: int) -> None:
         key_dim=int(dims[0]),
         value_dim=int(dims[1]),
         window=int(rng.choice([0, 0, rng.integers(1, 100)])),
+        chunk=int(rng.choice([0, 0, rng.integers(1, 100)])),
         softcap=float(rng.choice([0.0, 0.0, 5.0])),
+        slopes=bool(rng.integers(2)),
         kv_format=kv_format,
         sinks=bool(rng.integers(2)),
         block_size=int(rng.integers(4, 40)),
@@ -263,14 +287,17 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("name", ["gqa", "odd-sizes", "int8", "int4", "window", "sinks", "mqa"])
+@pytest.mark.parametrize(
+    "name", ["gqa", "odd-sizes", "int8", "int4", "window", "sinks", "mqa", "chunk", "alibi"]
+)
 def test_bits_depend_neither_on_chunks_nor_on_company(op_session, name: str) -> None:
     shape = SHAPES[name]
     sess = session(op_session, shape)
     alone = Cache(shape, blocks=80, seed=1)
     prompt = alone.tokens(1100)
-    sinks = {"sinks": np.linspace(-1, 1, shape.heads, dtype=np.float32)} if shape.sinks else {}
-    whole = run(sess, alone, prompt | sinks | alone.step({0: 1100}))
+    fixed = {n: np.linspace(-1, 1, shape.heads, dtype=np.float32) for n in _ports(shape)}
+    fixed = {n: numbers for n, numbers in fixed.items() if getattr(shape, n)}
+    whole = run(sess, alone, prompt | fixed | alone.step({0: 1100}))
 
     busy = Cache(shape, blocks=128, seed=2)  # other block numbers
     at, parts = 0, []
@@ -279,7 +306,7 @@ def test_bits_depend_neither_on_chunks_nor_on_company(op_session, name: str) -> 
         others = busy.tokens(sum(company.values()))
         for n, rows in others.items():
             rows[company[5] : company[5] + count] = prompt[n][at : at + count]
-        out = run(sess, busy, others | sinks | busy.step(company))
+        out = run(sess, busy, others | fixed | busy.step(company))
         parts.append(out[company[5] : company[5] + count])
         at += count
     assert same_bits(np.concatenate(parts), whole)

@@ -1,4 +1,4 @@
-"""Linear, Embedding and GatedMlp over weights mapped from a file, against torch."""
+"""Linear, Qkv, Embedding and GatedMlp over weights mapped from a file, against torch."""
 
 from __future__ import annotations
 
@@ -127,6 +127,7 @@ ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "gelu_erf": torch.nn.functional.gelu,
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": torch.relu,
     "relu2": lambda x: torch.relu(x) ** 2,
 }
@@ -175,3 +176,74 @@ def test_gated_mlp_activation_is_checked(op_session) -> None:
     packed = [stored("f16", *s, seed=0)[0] for s in ((32, 16), (32, 16), (8, 32))]
     with pytest.raises(Exception, match="unknown activation 'tanh'"):
         mlp_session(op_session, ["f16"] * 3, packed, False, activation="tanh", k=16, m=32, n=8)
+
+
+@pytest.mark.parametrize("formats", [["f32"] * 3, ["q4_k", "q4_k", "q6_k"]])
+@pytest.mark.parametrize("given", ["gud", "d", "ud"])
+def test_gated_mlp_with_biases(op_session, formats: list[str], given: str) -> None:
+    """given: the first letters of the projections with a bias; one missing in between is empty."""
+    k, m, n = 256, 522, 41  # no multiple of 16: the last row groups are not full
+    m = 512 if "q6_k" in formats else m
+    widths = {"gate": m, "up": m, "down": n}
+    shapes = [(m, k), (m, k), (n, m)]
+    pairs = [stored(f, *s, seed=i) for i, (f, s) in enumerate(zip(formats, shapes, strict=True))]
+    weights = dict(zip(widths, [p for p, _ in pairs], strict=True))
+    names = {name: f"{name}_bias" for name in widths if name[0] in given}
+    sess = op_session(
+        "GatedMlp",
+        {"x": "f32"} | dict.fromkeys(names.values(), "f32"),
+        {"y": "f32"},
+        weights=weights,
+        order=["x", *weights, "", *(names.get(name, "") for name in widths)],
+        activation="silu",
+        **{f"{name}_format": f for name, f in zip(weights, formats, strict=True)},
+        k=k,
+        m=m,
+        n=n,
+    )
+    gate, up, down = (torch.from_numpy(w).double() for _, w in pairs)
+    rng = np.random.default_rng(6)
+    for tokens in (1, 70):
+        x = rng.standard_normal((tokens, k)).astype(np.float32)
+        bias = {name: 5 * rng.standard_normal(width) for name, width in widths.items()}
+        feeds = {port: bias[name].astype(np.float32) for name, port in names.items()}
+        (y,) = sess.run(None, {"x": x} | feeds)
+        b = {name: torch.from_numpy(bias[name]) if name in names else 0.0 for name in widths}
+        inner = torch.from_numpy(x).double()
+        hidden = ACTIVATIONS["silu"](inner @ gate.T + b["gate"]) * (inner @ up.T + b["up"])
+        want = hidden @ down.T + b["down"]
+        assert relative_error(y, want.numpy()) <= 3 * max(map(tolerance, formats))
+
+
+@pytest.mark.parametrize("formats", [["f32"] * 3, ["q4_k", "f16", "q6_k"], ["f32", "bf16", "q8_0"]])
+@pytest.mark.parametrize("given", ["", "qkv", "k"])
+def test_qkv_has_the_bits_of_three_linears(op_session, formats: list[str], given: str) -> None:
+    k, rows = 256, {"q": 72, "k": 41, "v": 16}
+    kinds = dict(zip(rows, formats, strict=True))
+    pairs = {name: stored(kinds[name], n, k, seed=n)[0] for name, n in rows.items()}
+    rng = np.random.default_rng(7)
+    leads = ((1,), (9,), (2, 70), (0,), ())
+    inputs = [rng.standard_normal((*lead, k)).astype(np.float32) for lead in leads]
+    bias = {name: rng.standard_normal(n).astype(np.float32) for name, n in rows.items()}
+    want: dict[str, list[np.ndarray]] = {}
+    for name, n in rows.items():  # one session after the other: they share a file of weights
+        optional = {"bias": bias[name]} if name in given else {}
+        one = linear_session(op_session, kinds[name], pairs[name], n, k, "b" if optional else "")
+        want[name] = [one.run(None, {"x": x} | optional)[0] for x in inputs]
+        del one
+    biases = {name: f"b{name}" for name in rows if name in given}
+    ports = [biases.get(name, "") for name in rows] if given else []
+    sess = op_session(
+        "Qkv",
+        {"x": "f32"} | dict.fromkeys(biases.values(), "f32"),
+        dict.fromkeys(rows, "f32"),
+        weights={f"w{name}": packed for name, packed in pairs.items()},
+        order=["x", *(f"w{name}" for name in rows), *ports],
+        **{f"{name}_format": kind for name, kind in kinds.items()},
+        **{f"{name}_n": n for name, n in rows.items()},
+        k=k,
+    )
+    for index, x in enumerate(inputs):
+        got = sess.run(None, {"x": x} | {port: bias[name] for name, port in biases.items()})
+        for name, y in zip(rows, got, strict=True):
+            np.testing.assert_array_equal(y, want[name][index])

@@ -12,7 +12,7 @@ import spikeinfer.passes
 from spikeinfer.compiler.ir import Level, parse_graph, print_graph, verify
 from spikeinfer.passes.base import Pass
 from spikeinfer.passes.manager import run_pass
-from spikeinfer.passes.pipeline import with_options
+from spikeinfer.passes.pipeline import default_pipeline, with_options
 
 
 def _passes() -> list[type[Pass]]:
@@ -51,6 +51,15 @@ def _options(doc: str) -> dict[str, object]:
 
 def _graph_text(body: str, level: str) -> str:
     return body + "\n" if body.startswith("graph ") else f"graph doc {level} {{\n{body}\n}}\n"
+
+
+def test_every_pass_of_the_pipeline_has_both_texts() -> None:
+    """So that the next test leaves none out."""
+    piped = {type(step) for phase in default_pipeline() for step in phase.passes}
+    assert piped == set(PASSES)
+    for kind in PASSES:
+        doc = inspect.getdoc(inspect.getmodule(kind)) or ""
+        assert doc.count("\nbefore:\n") == doc.count("\nafter:\n") == 1, kind.name
 
 
 @pytest.mark.parametrize("kind", PASSES, ids=lambda k: k.name)
