@@ -221,7 +221,11 @@ def test_structures_equal_the_source(structure: str, streaming: bool, tmp_path: 
             tensor.add_(0.05 * torch.randn_like(tensor))
     model.save_pretrained(tmp_path / "source")
     request = BuildRequest(
-        tmp_path / "source", tmp_path / "engine", dtype="float32", enable_streaming=streaming
+        tmp_path / "source",
+        tmp_path / "engine",
+        dtype="float32",
+        enable_streaming=streaming,
+        pass_options={"fuse-qkv": {"enabled": True}},
     )
     assert build(request).evidence.status == "passed"
 

@@ -207,6 +207,7 @@ def _plan(report: Any) -> Any:
         ("report", "Memory of one step", lambda d: _plan(d)["peak"] >= _plan(d)["lower bound"] > 0),
         ("weights", "model.layers.0.mlp.down_proj.weight", lambda d: d[0]["offset"] % 4096 == 0),
         ("precision", "cached rows", lambda d: d[0]["dtype"] == "f32"),
+        ("passes", "Bytes saved", lambda d: any("saved" in e["facts"] for e in d)),
         ("passes", "raise-rope", lambda d: any(e["name"] == "alias-kv" for e in d)),
         ("quantization", "base format", lambda d: d["quant_algo"] == "f32"),
     ],
