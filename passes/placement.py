@@ -29,10 +29,10 @@ _PLACES: dict[str, tuple[tuple[str, int], ...]] = {
     "ffn_gate": (("gated_mlp", 1), ("moe", 3)),
     "ffn_up": (("gated_mlp", 2), ("moe", 4), ("linear", 1)),
     "ffn_down": (("gated_mlp", 3), ("moe", 5), ("linear", 1), ("linear_residual", 1)),
-    "attn_q": (("linear", 1),),
-    "attn_k": (("linear", 1),),
-    "attn_v": (("linear", 1),),
-    "attn_qkv": (("linear", 1),),
+    "attn_q": (("linear", 1), ("qkv", 1)),
+    "attn_k": (("linear", 1), ("qkv", 2)),
+    "attn_v": (("linear", 1), ("qkv", 3)),
+    "attn_qkv": (("linear", 1), ("qkv", 1), ("qkv", 2), ("qkv", 3)),
     "attn_output": (("linear", 1), ("linear_residual", 1)),
     "output": (("linear", 1), ("embedding", 0)),
 }
@@ -56,7 +56,7 @@ def _constant(users: Users, node: Node, index: int, const: Constant) -> Iterator
     if places is not None and (node.op, index) not in places:
         yield f"{where}, has the role {const.role}."
     if const.role in _OPERAND and node.results:
-        found = attended(users, node.results[0])
+        found = attended(users, node.results[index - 1 if node.op == "qkv" else 0])
         if found and _OPERAND[const.role] not in found:
             yield f"{where}, has the role {const.role} but is operand {min(found)} of attention."
     matrix = index in MATRIX_OPERANDS.get(node.op, ())
