@@ -104,7 +104,7 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     cache = kv_format(request, quantization)
     phases = passes_for(request, checkpoint, storage, cache, longest)
     tell.phase("trace")
-    graph = import_model(checkpoint, max_positions=longest)
+    graph = import_model(checkpoint, max_positions=longest, streaming=request.enable_streaming)
     tell.phase("passes", sum(len(p.passes) for p in phases), "passes")
     watch = _Watch(request, graph, checkpoint, tell)
     reports = run_pipeline(graph, phases, watch)
@@ -176,7 +176,7 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         with writer.weights() as weights:
             stored = write_weights(graph, checkpoint, weights, request.workers, tell)
         tell.phase("engine")
-        rows = {s.name: row_bytes(s) for s in graph.states.values()}
+        rows = {s.name: row_bytes(s) for s in graph.states.values() if s.kind == "kv"}
         model = emit_onnx(graph, stored, WEIGHTS, rows, request.tokens_per_block)
         writer.write(MODEL, model.SerializeToString(deterministic=True))
         for path in checkpoint.tokenizer_files():

@@ -1,8 +1,8 @@
 """Every causal language model type of transformers: does it compile, and does the engine agree?
 
-    python benchmarks/architectures.py                      # all types, writes docs/architectures.md
-    python benchmarks/architectures.py llama mamba2         # some, prints their rows
-    python benchmarks/architectures.py --table              # the table again from kept results
+    python benchmarks/architectures.py                # all types, writes docs/architectures.md
+    python benchmarks/architectures.py llama mamba2   # some, prints their rows
+    python benchmarks/architectures.py --table        # the table again from kept results
 
 Each type is built small (`shrunk_configs.py`) with random weights and saved as a checkpoint under
 .cache/architectures, compiled unquantised (streaming if it can, else functional), and compared with
@@ -133,7 +133,8 @@ a prefill of 24 tokens, then 8 decode steps. "Matches" means that no logit diffe
 {runnable}; {counts["matches"]} of these match ({share:.1f}%), {streams} of them with the streaming
 interface.
 
-- **matches**: compiles and agrees; the columns show the largest difference in prefill and in decode.
+- **matches**: compiles and agrees; the column shows the largest difference in prefill and in
+  decode.
 - **differs**: compiles, but does not agree.
 - **fails**: does not compile or run; the reason has the error's code.
 - **not runnable**: transformers itself cannot make or run the small model.
@@ -148,9 +149,11 @@ interface.
 
 def main(arguments: list[str]) -> int:
     """Runs the sweep; exit code 1 if a type is unknown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("types", nargs="*", help="model types; all if none is given")
-    parser.add_argument("--table", action="store_true", help="only write the table from kept results")
+    parser.add_argument("--table", action="store_true", help="write the table from kept results")
     given = parser.parse_args(arguments)
     if unknown := sorted(set(given.types) - set(TYPES)):
         print(f"transformers has no causal model for {', '.join(unknown)}", file=sys.stderr)

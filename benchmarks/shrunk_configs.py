@@ -93,6 +93,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {
         "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
     },
@@ -103,6 +104,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2, "block_types": ["recurrent", "attention"], "conv1d_width": 4,
     },
     "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 48]},
+    "xlm": {"causal": True},
     "xlstm": {"chunk_size": 8, "qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
     "zamba": {

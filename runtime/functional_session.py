@@ -2,7 +2,9 @@
 
 For engines built without `--enable-streaming`. The cache lives here, in float32 pools with the same
 slots; every step gathers each sequence's past, runs it alone, and puts the new rows back. That is
-the copying the streaming ABI exists to avoid: this one is for comparison and for other runtimes.
+the copying the streaming ABI exists to avoid: this one is for comparison, for other runtimes, and
+for models with convolution or recurrent states. Those belong to a sequence, which is known by its
+first block. An engine whose step is one token gets a prompt token by token.
 """
 
 from __future__ import annotations
@@ -33,15 +35,19 @@ class FunctionalSession:
         reading: Callable[[], None] = lambda: None,
     ) -> None:
         self._limits = limits
-        self._states = config.spike.states
+        self._states, self._fixed = config.spike.states, config.spike.fixed_states
         self._session = open_session(model, ops_library, threads, reading)
-        names_in = {state.input for state in self._states}
-        self._outputs = ["logits", *(state.output for state in self._states)]
+        kept = (*self._states, *self._fixed)
+        names_in = {state.input for state in kept}
+        self._outputs = ["logits", *(state.output for state in kept)]
         require_names(self._session, {"tokens", "positions", *names_in}, set(self._outputs), model)
         slots = limits.num_blocks * limits.block_size
         self._pools = [
             _float_pool((slots, state.kv_heads, state.head_dim)) for state in self._states
         ]
+        shapes = {value.name: value.shape for value in self._session.get_inputs()}
+        self._stepwise = shapes["tokens"][1] == 1
+        self._held: dict[int, list[NDArray[np.float32]]] = {}  # first block -> fixed states
 
     @property
     def limits(self) -> SessionLimits:
@@ -57,23 +63,38 @@ class FunctionalSession:
         """Let go of the model and the pools."""
         self._session = None
         self._pools.clear()
+        self._held.clear()
 
     def _run_one(self, inputs: StepInputs, b: int) -> NDArray[np.float32]:
-        """Logits of sequence b's new tokens, float32 ``[S, V]``; its K and V go to the pools."""
+        """Logits of sequence b's new tokens, float32 ``[S, V]``; its states are updated."""
         first, last = int(inputs.seq_starts[b]), int(inputs.seq_starts[b + 1])
-        past = self._past_slots(inputs, b, int(inputs.kv_lens[b]) - (last - first))
+        cuts = range(first, last) if self._stepwise else (first,)
+        size = 1 if self._stepwise else last - first
+        return np.concatenate([self._run_span(inputs, b, cut, cut + size) for cut in cuts])
+
+    def _run_span(self, inputs: StepInputs, b: int, first: int, last: int) -> NDArray[np.float32]:
+        """One run of the model: the step's tokens first <= t < last, of sequence b."""
+        length = int(inputs.kv_lens[b]) - int(inputs.seq_starts[b + 1]) + first
+        past = self._past_slots(inputs, b, length)
         feed: dict[str, NDArray[Any]] = {
             "tokens": inputs.tokens[None, first:last],
             "positions": inputs.positions[None, first:last],
         }
         for state, pool in zip(self._states, self._pools, strict=True):
             feed[state.input] = np.ascontiguousarray(pool[past].transpose(1, 0, 2))[None]
+        block = int(inputs.block_tables[b, 0])
+        held = self._held.get(block) if length else None
+        for index, fixed in enumerate(self._fixed):
+            start = np.zeros((1, *fixed.shape), np.float32)
+            feed[fixed.input] = start if held is None else held[index]
         try:
             logits, *presents = self._session.run(self._outputs, feed)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise step_failed(sentence(error)) from error
-        for pool, present in zip(self._pools, presents, strict=True):
+        for pool, present in zip(self._pools, presents, strict=False):
             pool[inputs.slots[first:last]] = present[0, :, past.size :].transpose(1, 0, 2)
+        if self._fixed:
+            self._held[block] = presents[len(self._pools) :]
         result: NDArray[np.float32] = logits[0]
         return result
 

@@ -14,6 +14,7 @@ from ..backends import state_names
 from ..engine import (
     BuildConfig,
     EngineConfig,
+    FixedStateSpec,
     NearMiss,
     PassEntry,
     PretrainedConfig,
@@ -128,7 +129,8 @@ def engine_config(
             backend=request.backend,
             vocab_size=vocab,
             eos_token_ids=_eos(checkpoint),
-            states=tuple(_state(s) for s in graph.states.values()),
+            states=tuple(_state(s) for s in graph.states.values() if s.kind == "kv"),
+            fixed_states=tuple(_fixed(s) for s in graph.states.values() if s.kind != "kv"),
             weights=tuple(weights),
             precision=precision_table(graph, reports),
             passes=tuple(map(_entry, reports)),
@@ -141,7 +143,7 @@ def _pretrained(
     checkpoint: Checkpoint, graph: Graph, plan: StoragePlan, vocab: int
 ) -> PretrainedConfig:
     config, facts = text_config(checkpoint), model_facts(checkpoint)
-    states = list(graph.states.values())
+    states = [s for s in graph.states.values() if s.kind == "kv"]
     dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     return PretrainedConfig(
         architecture=checkpoint.architecture,
@@ -178,6 +180,12 @@ def _state(state: State) -> StateSpec:
     return StateSpec(
         state.name, source, sink, heads, head_dim(state), state.format, row_bytes(state)
     )
+
+
+def _fixed(state: State) -> FixedStateSpec:
+    source, sink = state_names(state)
+    shape = tuple(d for d in state.type.shape[1:] if isinstance(d, int))
+    return FixedStateSpec(state.name, source, sink, shape)
 
 
 def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -69,6 +69,17 @@ class StateSpec:
 
 
 @dataclass(frozen=True)
+class FixedStateSpec:
+    """A tensor ``[batch, *shape]`` f32 that each step of a functional engine replaces: the state of
+    a convolution or a recurrence. A sequence starts from zeros."""
+
+    name: str
+    input: str
+    output: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class WeightSpec:
     """One tensor in rank0.weights.
 
@@ -133,6 +144,7 @@ class SpikeConfig:
     eos_token_ids: tuple[int, ...]
     states: tuple[StateSpec, ...]
     weights: tuple[WeightSpec, ...]
+    fixed_states: tuple[FixedStateSpec, ...] = ()
     precision: tuple[PrecisionEntry, ...] = ()
     passes: tuple[PassEntry, ...] = ()
     report: Mapping[str, object] = field(default_factory=dict)

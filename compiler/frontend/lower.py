@@ -77,7 +77,9 @@ class _Lowering:
     def _symbols(self) -> dict[str, str]:
         """torch's symbol -> B, S or P, read off the inputs."""
         tokens, _positions, *pasts = self._user_inputs()
-        sizes = [(tokens, 0, "B"), (tokens, 1, "S")] + [(p, PAST_AXIS, "P") for p in pasts]
+        sizes = [(tokens, 0, "B")] + ([] if self.traced.stepwise else [(tokens, 1, "S")])
+        grows = (slot.grows for slot in self.traced.slots)
+        sizes += [(p, PAST_AXIS, "P") for p, grown in zip(pasts, grows, strict=True) if grown]
         names = {}
         for node, axis, ours in sizes:
             size = node.meta["val"].shape[axis]
@@ -106,13 +108,16 @@ class _Lowering:
         """Placeholders: parameters and buffers become constants, the rest inputs and states."""
         signature = self.traced.exported.graph_signature
         tokens, positions, *pasts = self._user_inputs()
-        step = TensorType(DType.I64, (symbol("B"), symbol("S")))
+        step = TensorType(DType.I64, (symbol("B"), 1 if self.traced.stepwise else symbol("S")))
         self.values[tokens] = self.builder.input("tokens", step)
         self.values[positions] = self.builder.input("positions", step)
         for node, slot in zip(pasts, self.traced.slots, strict=True):
-            shape = (symbol("B"), slot.heads, symbol("P"), slot.width)
-            past = self.builder.input(f"{slot.name}.past", TensorType(DType.F32, shape))
-            self.graph.states[slot.name] = State(slot.name, past.type, PAST_AXIS, input=past)
+            first, *rest = slot.shape
+            sizes = (first, symbol("P"), rest[-1]) if slot.grows else slot.shape
+            shape = TensorType(DType.F32, (symbol("B"), *sizes))
+            past = self.builder.input(f"{slot.name}.past", shape)
+            axis, kind = (PAST_AXIS, "kv") if slot.grows else (0, "fixed")
+            self.graph.states[slot.name] = State(slot.name, past.type, axis, kind, input=past)
             self.values[node] = past
         for node in self.nodes:
             if node.op == "placeholder" and node not in self.values:

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from ..ir import Constant, DType, Operand, Value
+from ..ir import Constant, Dim, DType, Operand, Tensor, Value
 from .lower_call import Call, Lowered, Unsupported, lowers
 from .lower_shape import from_start
 
@@ -17,7 +17,7 @@ _UNARY = {
     "logical_not": "logical_not",
 }  # fmt: skip
 _BINARY = {
-    "mul": "mul", "pow": "pow", "floor_divide": "floor_div", "remainder": "remainder",
+    "mul": "mul", "multiply": "mul", "pow": "pow", "floor_divide": "floor_div", "remainder": "remainder",
     "maximum": "maximum", "minimum": "minimum", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le",
     "gt": "gt", "ge": "ge", "logical_and": "logical_and", "logical_or": "logical_or",
 }  # fmt: skip
@@ -46,7 +46,11 @@ def operand(call: Call, argument: str) -> Operand:
     value = call[argument]
     if isinstance(value, Value | Constant | bool | int | float):
         return value
-    return call.emit("full", shape=(), value=value, dtype=DType.I64)
+    return _scalar(call, value)
+
+
+def _scalar(call: Call, size: Dim) -> Value:
+    return call.emit("full", shape=(), value=size, dtype=DType.I64)
 
 
 def _other(call: Call) -> str:
@@ -159,6 +163,39 @@ def expm1(call: Call) -> Lowered:
     return call.emit("sub", call.emit("exp", call.tensor("self")), 1.0)
 
 
+@lowers("log1p.default")
+def log1p(call: Call) -> Lowered:
+    """log(1 + x); near 0 to the precision of 1, not of the result"""
+    return call.emit("log", call.emit("add", call.tensor("self"), 1.0))
+
+
+@lowers("logsumexp.default")
+def logsumexp(call: Call) -> Lowered:
+    """Along one axis, from the largest element."""
+    x = call.tensor("self")
+    if len(call["dim"]) != 1:
+        raise Unsupported("logsumexp over several axes is not in the IR")
+    axis = call["dim"][0] % x.type.rank
+    top = call.emit("amax", x, axis=axis, keepdim=True)
+    total = call.emit("sum", call.emit("exp", call.emit("sub", x, top)), axis=axis, keepdim=True)
+    return call.reshape(call.emit("add", call.emit("log", total), top), call.shape)
+
+
+@lowers("std.dim", "var.dim", "std.correction", "var.correction")
+def spread(call: Call) -> Lowered:
+    """Standard deviation or variance along one axis of known size."""
+    x, axes = call.tensor("self"), call["dim"]
+    correction = call.arguments.get("correction", int(bool(call.arguments.get("unbiased", True))))
+    size = x.shape[axes[0]] if axes and len(axes) == 1 else None
+    if not isinstance(size, int):
+        raise Unsupported("the spread over several axes or a symbolic one is not in the IR")
+    axis = axes[0] % x.type.rank
+    off = call.emit("sub", x, call.emit("mean", x, axis=axis, keepdim=True))
+    total = call.emit("sum", call.emit("pow", off, 2), axis=axis, keepdim=bool(call["keepdim"]))
+    variance = call.emit("div", total, float(size - (1 if correction is None else correction)))
+    return call.emit("sqrt", variance) if "std" in call.op else variance
+
+
 @lowers("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(call: Call) -> Lowered:
     """condition ? self : other"""
@@ -196,10 +233,12 @@ def softmax(call: Call) -> Lowered:
     return call.emit("softmax", x, axis=call.axis())
 
 
-@lowers("sum.dim_IntList", "mean.dim", "amax.default", "sum.default", "mean.default")
+@lowers(
+    "sum.dim_IntList", "mean.dim", "amax.default", "sum.default", "mean.default", "max.default",
+)  # fmt: skip
 def reduce(call: Call) -> Lowered:
     """One axis after the other."""
-    op = call.op.partition(".")[0]
+    op = "amax" if call.op == "max.default" else call.op.partition(".")[0]
     x = call.cast(call.tensor("self"), call.type.dtype) if op != "amax" else call.tensor("self")
     rank = x.type.rank
     axes = call.arguments.get("dim")
@@ -311,15 +350,47 @@ def index_select(call: Call) -> Lowered:
 
 @lowers("index.Tensor")
 def index(call: Call) -> Lowered:
-    """x[:, i]: one index tensor; negative numbers are resolved where they are constants."""
+    """x[:, i, j]: neighbouring integer tensors; negative ones only where one is a constant."""
     given = [(axis, i) for axis, i in enumerate(call["indices"]) if i is not None]
-    if len(given) != 1 or given[0][1].dtype is DType.BOOL:
-        raise Unsupported("only indexing by one integer tensor is in the IR")
-    x, ((axis, indices),) = call.tensor("self"), given
+    axes = [axis for axis, _ in given]
+    if any(i.dtype is DType.BOOL for _, i in given) or axes[-1] - axes[0] != len(axes) - 1:
+        raise Unsupported("only indexing of neighbouring axes by integers is in the IR")
+    x, axis, indices = call.tensor("self"), axes[0], given[0][1]
+    if len(given) > 1:
+        return _index_several(call, axis, [i for _, i in given])
     if isinstance(indices, Constant) and indices.data is not None and indices.shape == (1,):
         start = from_start(int(indices.data[0]), x.shape[axis])
         return call.slice(x, axis, start, start + 1)
     return call.emit("index_select", x, indices, axis=axis)
+
+
+def _index_several(call: Call, first: int, indices: list[Tensor]) -> Lowered:
+    """The axes joined into one, and the indices into one number."""
+    x = call.tensor("self")
+    last = first + len(indices)
+    joined: Dim = 1
+    number: Tensor | None = None
+    for size, i in zip(x.shape[first:last], indices, strict=True):
+        joined = joined * size
+        scale = size if isinstance(size, int) else _scalar(call, size)
+        number = i if number is None else call.emit("add", call.emit("mul", number, scale), i)
+    assert number is not None
+    flat = call.reshape(x, (*x.shape[:first], joined, *x.shape[last:]))
+    return call.emit("index_select", flat, number, axis=first)
+
+
+@lowers("index_put.default")
+def index_put(call: Call) -> Lowered:
+    """x[mask] = number, the mask as large as x"""
+    indices, values = call["indices"], call.tensor("values")
+    mask = indices[0] if len(indices) == 1 else None
+    x = call.tensor("self")
+    whole = mask is not None and mask.dtype is DType.BOOL and mask.shape == x.shape
+    if not whole or values.shape not in ((), (1,)) or call["accumulate"]:
+        raise Unsupported(
+            "only writing one number where a mask of the same shape holds is in the IR"
+        )
+    return call.emit("where", mask, call.cast(values, x.dtype), x)
 
 
 @lowers("gather.default")
@@ -333,3 +404,36 @@ def scatter(call: Call) -> Lowered:
     """Elements replaced at the index."""
     source = call["src"] if "src" in call.arguments else call["value"]
     return call.emit("scatter", call.tensor("self"), call.tensor("index"), source, axis=call.axis())
+
+
+@lowers("conv1d.default")
+def conv1d(call: Call) -> Lowered:
+    """A sum over the kernel's taps: each a product with x shifted by one more token."""
+    x, weight, groups = call.tensor("input"), call.tensor("weight"), call["groups"]
+    outputs, inputs, taps = weight.shape
+    depthwise = groups == outputs and inputs == 1
+    plain = [list(call[n]) == [1] for n in ("stride", "dilation")]
+    if not all(plain) or not (depthwise or groups == 1) or not isinstance(taps, int):
+        raise Unsupported("only plain and depthwise convolutions of stride 1 are in the IR")
+    x, length = _padded(call, x, call["padding"][0]), call.shape[-1]
+    total: Value | None = None
+    for tap in range(taps):
+        kernel = call.reshape(call.slice(weight, 2, tap, tap + 1), (outputs, inputs))
+        shifted = call.slice(x, 2, tap, length + tap)
+        part = call.emit("mul" if depthwise else "matmul", *_order(depthwise, shifted, kernel))
+        total = part if total is None else call.emit("add", total, part)
+    assert total is not None
+    if call["bias"] is None:
+        return total
+    return call.emit("add", total, call.reshape(call.tensor("bias"), (outputs, 1)))
+
+
+def _order(depthwise: bool, shifted: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    return (shifted, kernel) if depthwise else (kernel, shifted)
+
+
+def _padded(call: Call, x: Tensor, width: int) -> Tensor:
+    if width == 0:
+        return x
+    zeros = call.emit("full", shape=(*x.shape[:2], width), value=0.0, dtype=x.dtype)
+    return call.emit("concat", zeros, x, zeros, axis=2)

@@ -17,6 +17,7 @@ _FAR = 2**62  # slice ends at or beyond mean "to the end"
 @lowers(
     "view.default", "reshape.default", "unsqueeze.default", "squeeze.dim", "squeeze.dims",
     "squeeze.default", "flatten.using_ints", "unflatten.int", "_unsafe_view.default",
+    "view_as.default", "reshape_as.default",
 )  # fmt: skip
 def reshape(call: Call) -> Lowered:
     """All of them keep the row-major order."""
@@ -27,6 +28,13 @@ def reshape(call: Call) -> Lowered:
 def expand(call: Call) -> Lowered:
     """Broadcast to the result's shape."""
     return call.expand(call.tensor("self"), call.shape)
+
+
+@lowers("broadcast_tensors.default")
+def broadcast(call: Call) -> Lowered:
+    """All to one shape."""
+    kinds = map(call.type_of, call.traced)
+    return [call.expand(x, kind.shape) for x, kind in zip(call["tensors"], kinds, strict=True)]
 
 
 def _transposed(call: Call, x: Tensor, perm: list[int]) -> Lowered:
@@ -151,9 +159,9 @@ def copy(call: Call) -> Lowered:
 def slice_scatter(call: Call) -> Lowered:
     """What lies before the slice, the source, what lies behind it."""
     x, source, axis = call.tensor("self"), call.tensor("src"), call.axis()
-    if call["step"] != 1:
-        raise Unsupported("writing to a slice with a step is not in the IR")
     start = from_start(0 if call["start"] is None else call["start"], x.shape[axis])
+    if call["step"] != 1:
+        return _interleaved(call, x, source, axis, start)
     return _replaced(call, x, source, axis, start)
 
 
@@ -164,6 +172,22 @@ def select_scatter(call: Call) -> Lowered:
     one = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
     start = from_start(call["index"], x.shape[axis])
     return _replaced(call, x, call.reshape(source, one), axis, start)
+
+
+def _interleaved(call: Call, x: Tensor, source: Tensor, axis: int, start: Dim) -> Lowered:
+    """x with every step-th element along an axis of known size replaced: all phases, woven."""
+    step, size = call["step"], x.shape[axis]
+    end = size if call["end"] is None else from_start(call["end"], size)
+    fits = isinstance(size, int) and isinstance(start, int) and end == size and size % step == 0
+    if not fits or start >= step:
+        raise Unsupported("writing to a slice with a step that leaves a rest is not in the IR")
+    one = (*source.shape[: axis + 1], 1, *source.shape[axis + 1 :])
+    phases = [
+        source if phase == start else call.slice(x, axis, phase, size, step)
+        for phase in range(step)
+    ]
+    woven = call.emit("concat", *(call.reshape(p, one) for p in phases), axis=axis + 1)
+    return call.reshape(woven, x.shape)
 
 
 def _replaced(call: Call, x: Tensor, source: Tensor, axis: int, start: Dim) -> Lowered:

@@ -16,8 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import ExitCode, SpikeError
 
-USUAL = (2, 3, 5)  # batch, tokens, past
+# batch, tokens, past
+USUAL = (2, 3, 5)
 SPECIAL = {(2, 1, 5): "a step of one token", (1, 3, 0): "a batch of one or an empty past"}
+USUAL_STEP = (2, 1, 5)
+SPECIAL_STEP = {(1, 1, 0): "a batch of one or an empty past"}
 
 Line = tuple[str, int]
 
@@ -44,15 +47,18 @@ def _caller() -> Line:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def refuse_size_branches(name: str, run: Callable[[int, int, int], object]) -> None:
+def refuse_size_branches(
+    name: str, run: Callable[[int, int, int], object], stepwise: bool = False
+) -> None:
     """Raises SPK207 if `run(batch, tokens, past)` takes another path for a size of one or zero.
 
     Args:
         name: of the model, for the message.
         run: one step of the model on fake tensors of concrete sizes.
+        stepwise: every step will have one token.
     """
-    usual = _path(run, USUAL)
-    for sizes, what in SPECIAL.items():
+    usual = _path(run, USUAL_STEP if stepwise else USUAL)
+    for sizes, what in (SPECIAL_STEP if stepwise else SPECIAL).items():
         for here, there in _differences(usual, _path(run, sizes)):
             place = there or here or ("an unknown file", 0)
             raise SpikeError(

@@ -1,8 +1,12 @@
 """A `transformers` model -> aten graph, by torch.export on fake weights.
 
-The traced function is one step: tokens and positions i64 [B, S], and one past f32 [B, Hkv, P, D]
-per cache slot, give logits f32 [B, S, V] and the presents [B, Hkv, P + S, D]. B, S and P are
-symbolic.
+The traced function is one step: tokens and positions i64 [B, S], and one past per cache slot (f32
+[B, Hkv, P, D] for keys and values, of fixed size for convolution and recurrent states), give logits
+f32 [B, S, V] and the presents. B, S and P are symbolic.
+
+Much code computes a single token in another way than several (recurrent layers have a scan for a
+prompt and an update for a token). One graph cannot do both, so such a model is traced stepwise: S
+is 1, and a prompt is fed token by token, which is what the code does for every later token anyway.
 """
 
 from __future__ import annotations
@@ -22,10 +26,11 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ...errors import ExitCode, SpikeError
-from .cache_slots import PAST_AXIS, CacheSlot, ConcatCache, cache_from, slots_of
+from .cache_slots import PAST_AXIS, CacheSlot, FunctionalCache, cache_from, slots_of
 from .fake_model import make_traceable
 from .in_place import replace_plain_writes
 from .size_branches import refuse_size_branches
+from .size_conditions import broken_condition
 
 BATCH, TOKENS, PAST = 2, 3, 5  # example sizes: distinct, and neither 0 nor 1
 PREFIX = "model."  # of parameter and module names inside the traced step
@@ -33,10 +38,15 @@ PREFIX = "model."  # of parameter and module names inside the traced step
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced step. Inputs after parameters and buffers: tokens, positions, one past per slot."""
+    """A traced step. Inputs after parameters and buffers: tokens, positions, one past per slot.
+
+    Attributes:
+        stepwise: a step is one token.
+    """
 
     exported: ExportedProgram
     slots: tuple[CacheSlot, ...]
+    stepwise: bool = False
 
 
 class _Step(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
@@ -49,45 +59,54 @@ class _Step(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by 
 
     def forward(self, tokens: Any, positions: Any, pasts: list[Any]) -> tuple[Any, list[Any]]:
         """Logits [B, S, V] and the presents, in the order of the slots."""
-        cache = cache_from(self.slots, pasts)
+        # Code that writes into a state of fixed size writes into a copy, which then is the present.
+        own = [p if s.grows else p.clone() for s, p in zip(self.slots, pasts, strict=True)]
+        cache = cache_from(self.slots, own)
         logits = _forward(self.model, tokens, positions, cache)
-        layers = cache.layers
-        keyed = {"key": "keys", "value": "values"}
-        return logits, [getattr(layers[s.layer], keyed[s.part]) for s in self.slots]
+        return logits, [cache.layers[s.layer].parts()[s.part] for s in self.slots]
 
 
-def trace(model: torch.nn.Module, *, max_positions: int | None = None) -> Traced:
+def trace(
+    model: torch.nn.Module, *, max_positions: int | None = None, stepwise: bool = False
+) -> Traced:
     """Traces a causal language model built on the meta device with eager attention.
 
     The model is changed (fake weights) and is of no further use.
 
     Args:
         max_positions: longest sequence to be served; the config's maximum if None.
+        stepwise: trace a step of exactly one token.
 
-    Raises: SPK202 if the model's code depends on data, SPK203 for states that are not keys and
-        values, SPK204 and SPK205 as `make_traceable`, SPK207 if a size cannot stay symbolic,
-        SPK208 if a step changes a buffer.
+    Raises: SPK202 if the model's code depends on data, SPK203 if it keeps nothing, SPK204 and
+        SPK205 as `make_traceable`, SPK207 if a size cannot stay symbolic, SPK208 if a step changes
+        a buffer.
     """
     with torch.no_grad(), quiet_export():
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         make_traceable(model, mode, max_positions)
         step = _Step(model, _probe(model, mode)).eval()
-        refuse_size_branches(type(model).__name__, partial(_step_of, step, mode))
-        return Traced(_functional(_export(step)), step.slots)
+        refuse_size_branches(type(model).__name__, partial(_step_of, step, mode), stepwise)
+        exported = _export(step, 1 if stepwise else TOKENS, max_positions)
+        return Traced(_functional(exported), step.slots, stepwise)
 
 
-def _forward(model: torch.nn.Module, tokens: Any, positions: Any, cache: ConcatCache) -> Any:
+def _forward(model: torch.nn.Module, tokens: Any, positions: Any, cache: FunctionalCache) -> Any:
     names = inspect.signature(model.forward).parameters
     # transformers 5.2x renamed the argument
-    keyword = "cache" if "cache" in names else "past_key_values"
+    keyword = next((n for n in ("cache", "cache_params") if n in names), "past_key_values")
     given = {"input_ids": tokens, keyword: cache, "use_cache": True}
-    if "position_ids" in names:
+    if "position_ids" in names and not _derives_positions(model):
         given["position_ids"] = positions
     return model(**given).logits
 
 
+def _derives_positions(model: torch.nn.Module) -> bool:
+    """Whether positions start beyond 0 by a rule of the model's own (RoBERTa and its kin)."""
+    return any(hasattr(m, "create_position_ids_from_input_ids") for m in model.modules())
+
+
 def _probe(model: torch.nn.Module, mode: FakeTensorMode) -> tuple[CacheSlot, ...]:
-    cache = ConcatCache()
+    cache = FunctionalCache()
     with mode:
         tokens = torch.zeros(BATCH, TOKENS, dtype=torch.int64)
         positions = torch.arange(TOKENS).expand(BATCH, TOKENS)
@@ -123,29 +142,50 @@ def _step_of(step: _Step, mode: FakeTensorMode, batch: int, tokens: int, past: i
         raise _untraceable(step.model, error) from error
 
 
-def _export(step: _Step) -> ExportedProgram:
-    batch, tokens, past = Dim("B", min=1), Dim("S", min=1), Dim("P", min=0)
-    pasts = [slot.past(BATCH, PAST) for slot in step.slots]
-    step_dims = {0: batch, 1: tokens}
-    # With symbolic sizes a hit in torch's cache of fake results costs more than the computation:
-    # tracing takes 28% less time without it.
-    uncached = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
+def _export(step: _Step, tokens: int, max_positions: int | None) -> ExportedProgram:
+    """`tokens` is an example, unless it is 1: then a step has one token.
+
+    torch cannot prove some of the conditions that it meets, though they hold for all sizes. Then
+    they are kept as assertions in the graph, and checked here over the sizes that may occur.
+    """
     try:
-        with uncached:
-            return torch.export.export(
-                step,
-                (
-                    torch.zeros(BATCH, TOKENS, dtype=torch.int64),
-                    torch.arange(PAST, PAST + TOKENS).repeat(BATCH, 1),
-                    pasts,
-                ),
-                dynamic_shapes=(step_dims, step_dims, [{0: batch, PAST_AXIS: past} for _ in pasts]),
-                strict=False,
-            )
+        try:
+            return _exported(step, tokens, deferred=False)
+        except Exception as error:
+            if "Constraints violated" not in str(error):
+                raise
+            refusal = error
+        exported = _exported(step, tokens, deferred=True)
+        names = ("B", "P") if tokens == 1 else ("B", "S", "P")
+        broken = broken_condition(exported, names, max_positions)
+        if broken:
+            raise refusal
+        return exported
     except SpikeError:
         raise
     except Exception as error:  # torch raises many types for what it cannot trace
         raise _untraceable(step.model, error) from error
+
+
+def _exported(step: _Step, tokens: int, *, deferred: bool) -> ExportedProgram:
+    batch, past = Dim("B", min=1), Dim("P", min=0)
+    pasts = [slot.past(BATCH, PAST) for slot in step.slots]
+    past_dims = [{0: batch, PAST_AXIS: past} if s.grows else {0: batch} for s in step.slots]
+    step_dims = {0: batch} if tokens == 1 else {0: batch, 1: Dim("S", min=1)}
+    # With symbolic sizes a hit in torch's cache of fake results costs more than the computation:
+    # tracing takes 28% less time without it.
+    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+        return torch.export.export(
+            step,
+            (
+                torch.zeros(BATCH, tokens, dtype=torch.int64),
+                torch.arange(PAST, PAST + tokens).repeat(BATCH, 1),
+                pasts,
+            ),
+            dynamic_shapes=(step_dims, step_dims, past_dims),
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=deferred,
+        )
 
 
 def _functional(exported: ExportedProgram) -> ExportedProgram:
