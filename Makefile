@@ -17,7 +17,7 @@ REQUIREMENTS := import tomllib; \
 	print(*whole["build-system"]["requires"], "cmake", "ninja", *project["dependencies"], \
 	*extras["build"], *extras["dev"], sep="\n")
 
-.PHONY: install kernels models quickstart test test-slow lint clean
+.PHONY: install kernels models quickstart test test-slow test-all lint clean
 
 install: $(VENV)/built
 
@@ -53,6 +53,11 @@ test: models
 	$(BIN)/pytest -q tests/unit tests/text tests/numeric tests/engine
 
 test-slow: models
+	$(BIN)/pytest -q tests/slow
+
+# Every model type of transformers (under an hour on two cores); writes docs/architectures.md.
+test-all: models
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/architectures.py
 	$(BIN)/pytest -q tests/slow
 
 lint: install

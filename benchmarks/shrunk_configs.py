@@ -52,7 +52,7 @@ SIZES: Mapping[str, Any] = {
     "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8, "index_block_size": 4,
     "index_topk_blocks": 3,
     "sliding_window": 8, "sliding_window_size": 8, "attention_chunk_size": 8, "window_size": 8,
-    "local_attention": 8, "attention_window_size": 8, "keep_window_size": 8,
+    "local_attention": 8, "attention_window_size": 8,
     "max_position_embeddings": 64, "n_positions": 64, "n_ctx": 64, "max_seq_len": 64,
     "max_target_positions": 64, "max_source_positions": 64, "context_length": 64,
     "model_max_length": 64, "seq_length": 64, "original_max_position_embeddings": 16,

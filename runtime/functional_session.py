@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compiler.engine.config import EngineConfig
+from ..compiler.engine.config import EngineConfig, FixedStateSpec, StateSpec
 from .kv_pool import pool_memory
 from .ort import open_session, require_names, sentence
 from .session import SessionLimits, StepInputs, step_failed
@@ -37,7 +37,7 @@ class FunctionalSession:
         self._limits = limits
         self._states, self._fixed = config.spike.states, config.spike.fixed_states
         self._session = open_session(model, ops_library, threads, reading)
-        kept = (*self._states, *self._fixed)
+        kept: list[StateSpec | FixedStateSpec] = [*self._states, *self._fixed]
         names_in = {state.input for state in kept}
         self._outputs = ["logits", *(state.output for state in kept)]
         require_names(self._session, {"tokens", "positions", *names_in}, set(self._outputs), model)

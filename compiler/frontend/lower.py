@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..ir import Builder, Constant, DType, Graph, Level, State, TensorType, Valu
 from . import lower_math, lower_shape
 from .cache_slots import PAST_AXIS
 from .lower_call import LOWERINGS, Call, by_schema
+from .lower_complex import PAIRS_ONLY, has_pair, lower_pairs
 from .lower_dims import DimTable
 from .trace import PREFIX, Traced
 
@@ -156,7 +157,7 @@ class _Lowering:
 
     def _lowered(self, node: FxNode, traced: Any) -> Any:
         function = LOWERINGS.get(node.target)
-        if function is None:
+        if function is None and node.target not in PAIRS_ONLY:
             raise ValueError("")
         arguments = {
             name: self._argument(value)
@@ -165,10 +166,19 @@ class _Lowering:
         if any(_is_missing(value) for value in arguments.values()):
             return _stand_in(traced)
         op = str(node.target).removeprefix("aten.")
-        call = Call(op, node.name, scope_of(node), arguments, traced, self.builder, self.dims)
-        result = function(call)
+
+        def make(given: Mapping[str, Any], result: Any) -> Call:
+            return Call(op, node.name, scope_of(node), given, result, self.builder, self.dims)
+
+        if has_pair(arguments):
+            result = lower_pairs(node.target, arguments, traced, make)
+        else:
+            assert function is not None
+            result = function(make(arguments, traced))
+        call = make(arguments, traced)
         if not isinstance(result, Value | Constant):
             return result
+        call = make(arguments, traced)
         if result.shape != call.shape:
             raise ValueError(f"its result is {result.type} here, {call.type} in the trace")
         return call.cast(result, call.type.dtype)

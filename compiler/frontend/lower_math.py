@@ -17,7 +17,8 @@ _UNARY = {
     "logical_not": "logical_not",
 }  # fmt: skip
 _BINARY = {
-    "mul": "mul", "multiply": "mul", "pow": "pow", "floor_divide": "floor_div", "remainder": "remainder",
+    "mul": "mul", "multiply": "mul", "pow": "pow", "floor_divide": "floor_div",
+    "remainder": "remainder",
     "maximum": "maximum", "minimum": "minimum", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le",
     "gt": "gt", "ge": "ge", "logical_and": "logical_and", "logical_or": "logical_or",
 }  # fmt: skip
@@ -383,9 +384,8 @@ def _index_several(call: Call, first: int, indices: list[Tensor]) -> Lowered:
 def index_put(call: Call) -> Lowered:
     """x[mask] = number, the mask as large as x"""
     indices, values = call["indices"], call.tensor("values")
-    mask = indices[0] if len(indices) == 1 else None
-    x = call.tensor("self")
-    whole = mask is not None and mask.dtype is DType.BOOL and mask.shape == x.shape
+    x, mask = call.tensor("self"), indices[0]
+    whole = len(indices) == 1 and mask.dtype is DType.BOOL and mask.shape == x.shape
     if not whole or values.shape not in ((), (1,)) or call["accumulate"]:
         raise Unsupported(
             "only writing one number where a mask of the same shape holds is in the IR"

@@ -57,18 +57,32 @@ def refuse_size_branches(
         run: one step of the model on fake tensors of concrete sizes.
         stepwise: every step will have one token.
     """
-    usual = _path(run, USUAL_STEP if stepwise else USUAL)
-    for sizes, what in (SPECIAL_STEP if stepwise else SPECIAL).items():
-        for here, there in _differences(usual, _path(run, sizes)):
-            place = there or here or ("an unknown file", 0)
-            raise SpikeError(
-                "SPK207",
-                "lowering",
-                f"{name} computes {what} in another way than other steps, first at "
-                f"{place[0]}:{place[1]}.",
-                "One graph cannot do both: the model needs a change in its code; report it.",
-                ExitCode.UNSUPPORTED,
-            )
+    usual, special = (USUAL_STEP, SPECIAL_STEP) if stepwise else (USUAL, SPECIAL)
+    path = _path(run, usual)
+    for sizes, what in special.items():
+        _require_same(name, path, _path(run, sizes), what)
+
+
+def refuse_other_path(
+    name: str, run: Callable[[int, int, int], object], tokens: int, sizes: tuple[int, int, int]
+) -> None:
+    """Raises SPK207 if the path of these sizes is not that of steps of `tokens`."""
+    usual = USUAL_STEP if tokens == 1 else USUAL
+    what = "a step of {1} after {2} tokens".format(*sizes)
+    _require_same(name, _path(run, usual), _path(run, sizes), what)
+
+
+def _require_same(name: str, usual: list[Line], path: list[Line], what: str) -> None:
+    for here, there in _differences(usual, path):
+        place = there or here or ("an unknown file", 0)
+        raise SpikeError(
+            "SPK207",
+            "lowering",
+            f"{name} computes {what} in another way than other steps, first at "
+            f"{place[0]}:{place[1]}.",
+            "One graph cannot do both: the model needs a change in its code; report it.",
+            ExitCode.UNSUPPORTED,
+        )
 
 
 def _path(run: Callable[[int, int, int], object], sizes: tuple[int, int, int]) -> list[Line]:

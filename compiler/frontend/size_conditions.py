@@ -20,25 +20,33 @@ PASTS = (*range(10), 15, 16, 63, 64, 127, 1000)
 LONGEST = 8192
 
 
-def broken_condition(
+Sizes = tuple[int, int, int]  # batch, tokens, past
+
+
+def broken_conditions(
     exported: ExportedProgram, names: Sequence[str], max_positions: int | None
-) -> str:
-    """The first asserted condition that some sizes break, with the sizes; empty if none.
+) -> list[tuple[Any, Sizes]]:
+    """Asserted conditions that some sizes break, each with the first such sizes.
 
     Args:
         names: which of B, S and P are symbolic.
         max_positions: longest sequence that will occur; 8192 if None.
     """
-    conditions = list(_conditions(exported))
-    for batch, tokens, past in product(BATCHES, STEPS if "S" in names else (1,), PASTS):
-        if tokens + past > (max_positions or LONGEST):
-            continue
-        sizes = {"B": batch, "S": tokens, "P": past}
-        values = {symbol: sizes[name] for symbol, name in _symbols(exported).items()}
-        for condition in conditions:
-            if condition.subs(values) == sympy.false:
-                return f"{condition} for {sizes}"
-    return ""
+    symbols = _symbols(exported)
+    grid = [
+        sizes
+        for sizes in product(BATCHES, STEPS if "S" in names else (1,), PASTS)
+        if sizes[1] + sizes[2] <= (max_positions or LONGEST)
+    ]
+    broken = []
+    for condition in _conditions(exported):
+        for sizes in grid:
+            # At once, not one after the other: torch's symbols are positive, and P may be 0.
+            values = {s: sympy.Integer(sizes["BSP".index(n)]) for s, n in symbols.items()}
+            if condition.xreplace(values) == sympy.false:
+                broken.append((condition, sizes))
+                break
+    return broken
 
 
 def _conditions(exported: ExportedProgram) -> Iterator[Any]:

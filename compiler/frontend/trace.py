@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
@@ -29,8 +30,8 @@ from ...errors import ExitCode, SpikeError
 from .cache_slots import PAST_AXIS, CacheSlot, FunctionalCache, cache_from, slots_of
 from .fake_model import make_traceable
 from .in_place import replace_plain_writes
-from .size_branches import refuse_size_branches
-from .size_conditions import broken_condition
+from .size_branches import refuse_other_path, refuse_size_branches
+from .size_conditions import LONGEST, broken_conditions
 
 BATCH, TOKENS, PAST = 2, 3, 5  # example sizes: distinct, and neither 0 nor 1
 PREFIX = "model."  # of parameter and module names inside the traced step
@@ -86,7 +87,7 @@ def trace(
         make_traceable(model, mode, max_positions)
         step = _Step(model, _probe(model, mode)).eval()
         refuse_size_branches(type(model).__name__, partial(_step_of, step, mode), stepwise)
-        exported = _export(step, 1 if stepwise else TOKENS, max_positions)
+        exported = _export(step, mode, 1 if stepwise else TOKENS, max_positions)
         return Traced(_functional(exported), step.slots, stepwise)
 
 
@@ -142,24 +143,31 @@ def _step_of(step: _Step, mode: FakeTensorMode, batch: int, tokens: int, past: i
         raise _untraceable(step.model, error) from error
 
 
-def _export(step: _Step, tokens: int, max_positions: int | None) -> ExportedProgram:
+def _export(
+    step: _Step, mode: FakeTensorMode, tokens: int, max_positions: int | None
+) -> ExportedProgram:
     """`tokens` is an example, unless it is 1: then a step has one token.
 
     torch cannot prove some of the conditions that it meets, though they hold for all sizes. Then
-    they are kept as assertions in the graph, and checked here over the sizes that may occur.
+    they are kept as assertions in the graph, and checked here over the sizes that may occur. That
+    a size differs from a number may fail for torch's own sake (a slice of everything is no slice);
+    then the model's code must take the same path there.
     """
     try:
         try:
-            return _exported(step, tokens, deferred=False)
+            return _exported(step, tokens)
         except Exception as error:
             if "Constraints violated" not in str(error):
                 raise
             refusal = error
-        exported = _exported(step, tokens, deferred=True)
+        exported = _exported(step, tokens, longest=max_positions or LONGEST)
         names = ("B", "P") if tokens == 1 else ("B", "S", "P")
-        broken = broken_condition(exported, names, max_positions)
-        if broken:
-            raise refusal
+        for condition, sizes in broken_conditions(exported, names, max_positions):
+            if not isinstance(condition, sympy.Ne):
+                raise refusal
+            refuse_other_path(
+                type(step.model).__name__, partial(_step_of, step, mode), tokens, sizes
+            )
         return exported
     except SpikeError:
         raise
@@ -167,11 +175,16 @@ def _export(step: _Step, tokens: int, max_positions: int | None) -> ExportedProg
         raise _untraceable(step.model, error) from error
 
 
-def _exported(step: _Step, tokens: int, *, deferred: bool) -> ExportedProgram:
-    batch, past = Dim("B", min=1), Dim("P", min=0)
+def _exported(step: _Step, tokens: int, longest: int | None = None) -> ExportedProgram:
+    """With conditions kept as assertions if the longest sequence is given.
+
+    torch takes both S and P to be at least 2, so neither may exceed the longest less 2.
+    """
+    most = None if longest is None else max(longest - 2, 2 * PAST)
+    batch, past = Dim("B", min=1), Dim("P", min=0, max=most)
     pasts = [slot.past(BATCH, PAST) for slot in step.slots]
     past_dims = [{0: batch, PAST_AXIS: past} if s.grows else {0: batch} for s in step.slots]
-    step_dims = {0: batch} if tokens == 1 else {0: batch, 1: Dim("S", min=1)}
+    step_dims = {0: batch} if tokens == 1 else {0: batch, 1: Dim("S", min=1, max=most)}
     # With symbolic sizes a hit in torch's cache of fake results costs more than the computation:
     # tracing takes 28% less time without it.
     with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
@@ -184,7 +197,7 @@ def _exported(step: _Step, tokens: int, *, deferred: bool) -> ExportedProgram:
             ),
             dynamic_shapes=(step_dims, step_dims, past_dims),
             strict=False,
-            prefer_deferred_runtime_asserts_over_guards=deferred,
+            prefer_deferred_runtime_asserts_over_guards=longest is not None,
         )
 
 

@@ -226,7 +226,7 @@ def test_other_format_versions_are_named_with_what_to_do(tmp_path: Path) -> None
     error = failure(path)
     assert error.code == "SPK502"
     assert "format version 7 (written by SpikeInfer 3.1.0)" in error.what
-    assert "reads version 1" in error.what
+    assert "reads version 2" in error.what
     assert "Install spikeinfer 3.1.0 or later" in error.remedy
     assert error.exit_code == ExitCode.UNSUPPORTED
 

@@ -104,10 +104,14 @@ def test_sizes_that_depend_on_values_are_refused() -> None:
     assert error.code in ("SPK201", "SPK202")
 
 
-def test_state_that_is_not_keys_and_values_is_refused() -> None:
-    error = refusal(lambda _, x, cache: cache.update_conv_state(x, 0))
-    assert error.code == "SPK203"
-    assert "layer 0 keeps a convolution state" in error.what
+def test_a_convolution_state_is_a_state_of_fixed_size() -> None:
+    def change(_: Toy, x: Tensor, cache: Any) -> Tensor:
+        seen = cache.update_conv_state(x.transpose(1, 2), 0, conv_kernel_size=3)
+        return seen[..., -x.shape[1] :].transpose(1, 2)
+
+    (state,) = (s for s in graph_of(change).states.values() if s.kind == "fixed")
+    assert state.name == "layers.0.conv.0"
+    assert state.type.shape[2] == 3
 
 
 def test_a_model_without_a_cache_is_refused() -> None:

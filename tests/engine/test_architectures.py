@@ -1,0 +1,107 @@
+"""A fixed subset of the sweep over all model types (`make test-all`): one type per feature.
+
+Small random models, compiled unquantised and compared with transformers' eager float32 logits: a
+prefill of 24 tokens and 8 decode steps, to 1e-3 (`TOLERANCE` in benchmarks/architecture_worker.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache" / "architectures"
+
+STREAMING = (
+    "llama",  # grouped queries, RMS norm, gated MLP
+    "gemma2",  # soft-caps, alternating windows, norms of 1 + weight
+    "gemma4_text",  # heads of two widths, embeddings per layer
+    "gpt2",  # learned positions, transposed weights, packed QKV
+    "gpt_neox",  # parallel residual, partial rotary
+    "olmo2",  # norms after the blocks
+    "phi3",  # packed QKV and gate
+    "cohere",  # interleaved rotary, layer norm without bias
+    "granite",  # multipliers
+    "smollm3",  # layers without rotary
+    "biogpt",  # a mask indexed by tensors
+)
+FUNCTIONAL = (
+    "falcon",  # one key head
+    "bloom",  # ALiBi
+    "gpt_oss",  # attention sinks, experts with biases
+    "qwen3_moe",  # experts
+    "deepseek_v2",  # latent attention, complex rotary
+    "llama4_text",  # chunked attention
+    "gpt_neo",  # a mask from a table of fixed length
+    "bert",  # an encoder as decoder
+    "roberta",  # positions of its own
+    "xglm",  # sinusoidal positions
+)
+STEPWISE = (
+    "mamba2",  # convolution and state space, no keys
+    "jamba",  # state space and attention and experts
+    "qwen3_next",  # gated delta rule
+)
+ANY_LENGTH_STATES = ("lfm2",)  # a convolution state, steps of any length
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[ModuleType]:
+    """`benchmarks/architecture_worker.py`, a script's module beside its siblings."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        yield importlib.import_module("architecture_worker")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+        for name in ("architecture_worker", "shrunk_configs"):
+            sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("model_type", STREAMING)
+def test_streaming_types_match_and_stream(worker: ModuleType, model_type: str) -> None:
+    outcome = worker.examine(model_type, CACHE)
+    assert (outcome.status, outcome.abi) == ("matches", "streaming"), outcome
+
+
+@pytest.mark.parametrize("model_type", [*FUNCTIONAL, *ANY_LENGTH_STATES])
+def test_other_types_match_with_steps_of_any_length(worker: ModuleType, model_type: str) -> None:
+    outcome = worker.examine(model_type, CACHE)
+    assert outcome.status == "matches", outcome
+    assert outcome.abi in ("functional", "streaming"), outcome  # stepwise would be a step back
+
+
+@pytest.mark.parametrize("model_type", STEPWISE)
+def test_recurrent_types_match_token_by_token(worker: ModuleType, model_type: str) -> None:
+    outcome = worker.examine(model_type, CACHE)
+    assert outcome.status == "matches", outcome
+    assert "SPK2" in outcome.reason, outcome  # why it cannot stream
+
+
+def test_a_wrong_engine_does_not_match(worker: ModuleType) -> None:
+    """The comparison bites: logits off by 2e-3 in one decode step are not a match."""
+    import numpy as np
+
+    right = np.zeros((8, 4), np.float32)
+    off = right.copy()
+    off[5, 2] = 2 * worker.TOLERANCE
+    theirs = worker.Reference(right, right, None)
+    assert worker._compared("functional", "", (right, right), theirs).status == "matches"
+    assert worker._compared("functional", "", (right, off), theirs).status == "differs"
+
+
+@pytest.fixture(scope="module")
+def sweep_script(worker: ModuleType) -> Iterator[ModuleType]:
+    """`benchmarks/architectures.py`."""
+    yield importlib.import_module("architectures")
+    sys.modules.pop("architectures", None)
+
+
+def test_the_committed_table_has_every_type(sweep_script: ModuleType) -> None:
+    text = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")][1:]
+    assert rows == list(sweep_script.TYPES)
