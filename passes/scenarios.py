@@ -155,13 +155,15 @@ class _Drive:
     def functional(self) -> list[list[Tensor]]:
         """One sequence after the other, batch 1."""
         logits: list[list[Tensor]] = [[] for _ in self.feeds]
+        stepwise = self.graph.input("tokens").shape[-1] == 1  # a step is one token
         for index, feed in enumerate(self.feeds):
             runner = Interpreter(
                 self.graph,
                 self.parameters,
                 {s.name: self._functional_state(s, index) for s in self.graph.states.values()},
             )
-            for step, (start, end) in enumerate(_spans(feed)):
+            spans = [(t, t + 1) for t in range(sum(feed.chunks))] if stepwise else _spans(feed)
+            for step, (start, end) in enumerate(spans):
                 if start == end:
                     continue
                 positions = torch.arange(start, end) + feed.past + feed.first_position

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from spikeinfer import SpikeEngine
+from spikeinfer.driver import BuildRequest, build
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "architectures"
@@ -105,3 +107,23 @@ def test_the_committed_table_has_every_type(sweep_script: ModuleType) -> None:
     text = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")][1:]
     assert rows == list(sweep_script.TYPES)
+
+
+def test_sequences_of_one_engine_keep_their_own_recurrent_states(
+    worker: ModuleType, tmp_path: Path
+) -> None:
+    """Prompts that share steps give what they give alone, also when blocks are used again.
+
+    Every pass is verified on the way, on steps of one token.
+    """
+    source = worker.checkpoint("mamba2", CACHE)
+    request = BuildRequest(
+        source, tmp_path / "engine", dtype="float32", golden="off", verify_passes=True
+    )
+    build(request)
+    prompts = [[5, 9, 20, 31], [40, 7], [8] * 6]
+    with SpikeEngine(tmp_path / "engine", threads=1) as engine:
+        alone = [engine.complete(p, max_tokens=6).token_ids for p in prompts]
+        together = [c.token_ids for c in engine.generate_batch(prompts, max_tokens=6)]
+    assert together == alone
+    assert len({tuple(ids) for ids in alone}) == len(prompts)
