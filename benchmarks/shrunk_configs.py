@@ -77,6 +77,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         },
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dory": {
         "num_hidden_layers": 3, "n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1,

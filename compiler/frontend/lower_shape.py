@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..ir import Dim, DType, SymDim, Tensor
 from .lower_call import Call, Lowered, Unsupported, lowers
 from .lower_dims import at_least
@@ -175,19 +177,15 @@ def select_scatter(call: Call) -> Lowered:
 
 
 def _interleaved(call: Call, x: Tensor, source: Tensor, axis: int, start: Dim) -> Lowered:
-    """x with every step-th element along an axis of known size replaced: all phases, woven."""
-    step, size = call["step"], x.shape[axis]
-    end = size if call["end"] is None else from_start(call["end"], size)
-    fits = isinstance(size, int) and isinstance(start, int) and end == size and size % step == 0
-    if not fits or start >= step:
-        raise Unsupported("writing to a slice with a step that leaves a rest is not in the IR")
-    one = (*source.shape[: axis + 1], 1, *source.shape[axis + 1 :])
-    phases = [
-        source if phase == start else call.slice(x, axis, phase, size, step)
-        for phase in range(step)
-    ]
-    woven = call.emit("concat", *(call.reshape(p, one) for p in phases), axis=axis + 1)
-    return call.reshape(woven, x.shape)
+    """x with every step-th element along an axis of known size replaced: picked from both."""
+    size, count, step = x.shape[axis], source.shape[axis], call["step"]
+    if not (isinstance(size, int) and isinstance(count, int) and isinstance(start, int)):
+        raise Unsupported("writing to a slice with a step over a symbolic axis is not in the IR")
+    order = np.arange(size, dtype=np.int64)
+    order[start : start + count * step : step] = size + np.arange(count)
+    both = call.emit("concat", x, source, axis=axis)
+    picked = call.builder.data(f"{call.name}.order", order)
+    return call.emit("index_select", both, picked, axis=axis)
 
 
 def _replaced(call: Call, x: Tensor, source: Tensor, axis: int, start: Dim) -> Lowered:
