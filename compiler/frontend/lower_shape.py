@@ -132,7 +132,7 @@ def unbind(call: Call) -> Lowered:
     ]
 
 
-@lowers("cat.default", "concat.default")
+@lowers("cat.default", "concat.default", "concatenate.default")
 def concat(call: Call) -> Lowered:
     """Empty vectors are skipped, as torch does."""
     tensors: list[Tensor] = [t for t in call["tensors"] if t.shape != (0,)]
