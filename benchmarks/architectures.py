@@ -100,7 +100,9 @@ def sweep(types: Iterable[str]) -> list[Row]:
 def kept() -> list[Row]:
     """The results on disk, by type."""
     rows = []
-    for path in sorted((CACHE / "results").glob("*.json")):
+    for path in (CACHE / "results" / f"{name}.json" for name in TYPES):
+        if not path.is_file():
+            continue
         values = json.loads(path.read_text())
         rows.append(Row(values["model_type"], Outcome(**values["outcome"]), values["seconds"]))
     return rows
