@@ -73,11 +73,7 @@ def _format(const: Constant) -> str:
 
 def _values(const: Constant, checkpoint: Checkpoint) -> torch.Tensor:
     assert const.parameter is not None
-    values = checkpoint.load(const.parameter)
-    if const.transposed:
-        values = values.mT
-    if const.rows is not None:
-        values = values[..., slice(*const.rows), :]
+    values: torch.Tensor = const.part_of(checkpoint.load(const.parameter))
     if const.plus:
         values = values.float() + const.plus
     return values.reshape(-1) if const.format == ARRAY else values

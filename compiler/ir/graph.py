@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +93,14 @@ class Constant:
     @property
     def dtype(self) -> DType:
         return self.type.dtype
+
+    def part_of(self, stored: Any) -> Any:
+        """This constant's view of its parameter's tensor (without `plus`): transposed, its rows."""
+        whole = stored.mT if self.transposed else stored
+        if self.rows is None:
+            return whole
+        rows = slice(*self.rows)
+        return whole[rows] if whole.ndim == 1 else whole[..., rows, :]
 
     def __repr__(self) -> str:
         return f"@{self.name}: {self.type}"

@@ -148,9 +148,7 @@ def constant_tensor(const: Constant, parameters: Parameters) -> Tensor:
     if const.data is not None:
         return torch.from_numpy(const.data.copy()).to(TORCH_DTYPE[const.dtype])
     assert const.parameter is not None
-    stored = parameters(const.parameter).to(TORCH_DTYPE[const.dtype])
-    stored = stored.mT if const.transposed else stored
-    stored = stored[..., slice(*const.rows), :] if const.rows else stored
+    stored: Tensor = const.part_of(parameters(const.parameter)).to(TORCH_DTYPE[const.dtype])
     return stored + const.plus if const.plus else stored
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from spikeinfer.compiler.ir import parse_graph
 from spikeinfer.passes.manager import run_pipeline
-from spikeinfer.passes.pipeline import default_pipeline
+from spikeinfer.passes.pipeline import configure, default_pipeline
 from spikeinfer.passes.validate import ValidatePasses
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "numeric" / "planted_faults"))
@@ -19,4 +19,8 @@ from tiny_models import LONGEST, MODELS, traced, weights
 def test_healthy_passes_are_not_accused(seed: int) -> None:
     model = list(MODELS)[seed % len(MODELS)]
     watch = ValidatePasses(weights(model, seed).__getitem__, LONGEST, seed)
-    run_pipeline(parse_graph(traced(model)), default_pipeline(), watch)
+    run_pipeline(
+        parse_graph(traced(model)),
+        configure(default_pipeline(), options={"fuse-qkv": {"enabled": True}}),
+        watch,
+    )

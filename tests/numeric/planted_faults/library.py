@@ -146,23 +146,19 @@ def _forgotten(*names: str) -> Any:
 def _rows_swapped(old: Any) -> Any:
     width = 96  # of the tiny phi3
 
-    def rows(graph: Graph, linear: Node, rows: tuple[int, int] | None) -> Constant:
-        assert rows is not None
-        return old(
-            graph,
-            linear,
-            ((rows[0] + width) % (2 * width), (rows[1] + width - 1) % (2 * width) + 1),
-        )
+    def part(graph: Graph, whole: Constant, rows: tuple[int, int] | None) -> Constant:
+        if rows is not None:
+            rows = ((rows[0] + width) % (2 * width), (rows[1] + width - 1) % (2 * width) + 1)
+        return old(graph, whole, rows)
 
-    return rows
+    return part
 
 
 def _rows_off(old: Any) -> Any:
-    def rows(graph: Graph, linear: Node, rows: tuple[int, int] | None) -> Constant:
-        assert rows is not None
-        return old(graph, linear, rows if rows[0] == 0 else (rows[0] - 1, rows[1] - 1))
+    def part(graph: Graph, whole: Constant, rows: tuple[int, int] | None) -> Constant:
+        return old(graph, whole, (rows[0] - 1, rows[1] - 1) if rows and rows[0] else rows)
 
-    return rows
+    return part
 
 
 def _no_scale(old: Any) -> Any:
@@ -446,14 +442,14 @@ RAISE = [
         "packed gate and up swapped",
         "phi3",
         "raise-gated-mlp",
-        Patch(raise_gated_mlp, "_rows", _rows_swapped),
+        Patch(raise_gated_mlp, "_part", _rows_swapped),
         r"layers\.0\.mlp",
     ),
     Fault(
         "packed rows one off",
         "phi3",
         "raise-gated-mlp",
-        Patch(raise_gated_mlp, "_rows", _rows_off),
+        Patch(raise_gated_mlp, "_part", _rows_off),
         r"layers\.0\.mlp",
     ),
 ]
@@ -675,6 +671,16 @@ PLACE = [
         "assign-storage",
         constant("gated_mlp", 1, rows=(96, 192), format="f32", role="ffn_gate"),
     ),
+    Fault("queries and keys swapped", "mha", "fuse-qkv", swap("qkv", 1, 2)),
+    Fault("values of another layer", "llama", "fuse-qkv", borrow("qkv", 3, 1, 0)),
+    Fault("projections of the unnormed input", "llama", "fuse-qkv", stream("qkv", 0, "embedding")),
+    Fault(
+        "rows of the packed projection off by one",
+        "phi3",
+        "fuse-qkv",
+        constant("qkv", 2, rows=lambda rows: (rows[0] + 1, rows[1] + 1)),
+    ),
+    Fault("biases of queries and keys swapped", "gpt2", "fuse-qkv", swap("qkv", 4, 5)),
     Fault("angles rounded to f16", "llama", "assign-precision", rounded("cos", DType.F16)),
     Fault("a rounded residual", "llama", "assign-precision", rounded("rms_norm", DType.BF16)),
     Fault(

@@ -24,13 +24,15 @@ from spikeinfer.errors import SpikeError
 from spikeinfer.passes.base import Pass
 from spikeinfer.passes.blame import find_blame
 from spikeinfer.passes.manager import Observer, Phase, run_pass, run_pipeline
-from spikeinfer.passes.pipeline import default_pipeline
+from spikeinfer.passes.pipeline import configure, default_pipeline
 from spikeinfer.passes.repro import run_repro
 from spikeinfer.passes.scenarios import scenarios
 from spikeinfer.passes.validate import ROUNDING, ValidatePasses
 from tiny_models import LONGEST, MODELS, traced, weights
 
 REQUIRED = 0.95
+
+PIPELINE = configure(default_pipeline(), options={"fuse-qkv": {"enabled": True}})
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,13 @@ def _clean(model: str) -> list[str]:
     """The graph before every step of the pipeline, and after the last."""
     graph = parse_graph(traced(model))
     texts = _Texts()
-    run_pipeline(graph, default_pipeline(), texts)
+    run_pipeline(graph, PIPELINE, texts)
     return [*texts.texts, print_graph(graph)]
 
 
 def _run(fault: Fault, folder: Path) -> Verdict:
     """The pipeline from the broken pass on, with validation; the reproduction goes to `folder`."""
-    steps = steps_of(default_pipeline())
+    steps = steps_of(PIPELINE)
     (index,) = [i for i, (name, _) in enumerate(steps) if name == fault.step]
     broken = Broken(steps[index][1], fault)
     _assert_changes(fault, broken, index)
@@ -126,7 +128,7 @@ def test_faults_cover_every_pass() -> None:
     assert len(FAULTS) >= 60
     assert len({f.name for f in FAULTS}) == len(FAULTS)
     broken = {f.step.partition(":")[0] for f in FAULTS}
-    assert broken == {step.name for phase in default_pipeline() for step in phase.passes}
+    assert broken == {step.name for phase in PIPELINE for step in phase.passes}
 
 
 def test_planted_faults_are_caught(capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,4 +206,4 @@ def test_no_false_alarm(seed: int) -> None:
     """Another model for each seed; tests/slow runs 200 of them."""
     model = list(MODELS)[seed]
     watch = ValidatePasses(weights(model, seed).__getitem__, LONGEST, seed)
-    run_pipeline(parse_graph(traced(model)), default_pipeline(), watch)
+    run_pipeline(parse_graph(traced(model)), PIPELINE, watch)
