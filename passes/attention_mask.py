@@ -68,7 +68,12 @@ def classify(terms: Sequence[MaskTerm], scores: Shape) -> Visibility:
     slopes: list[tuple[float, ...]] = []
     for past, step in (*_lengths(widths), _FAR):
         sizes = _sizes(symbols, scores, past, step)
-        seen, bias = _seen(terms, nodes, scores, sizes)
+        try:
+            seen, bias = _seen(terms, nodes, scores, sizes)
+        except RuntimeError:  # torch's word for shapes that do not fit
+            raise UnknownMaskError(
+                f"its mask ends before a step of {step} tokens after {past}"
+            ) from None
         slopes.append(_slopes(bias, seen))
         left = [c for c in left if torch.equal(c.table(*seen.shape), seen)]
         if not left:

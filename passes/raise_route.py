@@ -118,6 +118,8 @@ def _route(builder: Builder, moe: Node) -> list[Node]:
     top = producer(ids)
     if top is None or top.op != "topk" or ids is not top.results[1] or not is_last_axis(top):
         raise Refusal(f"{show(ids)} is no choice of the largest")
+    if not isinstance(attribute(top, "k"), int):
+        raise Refusal(f"{show(ids)} chooses more of longer sequences")
     attrs: dict[str, Attr] = {"k": attribute(top, "k")}
     scores, choice, tail = _chosen(weights, top)
     choice, groups = _groups(choice)

@@ -49,7 +49,7 @@ class Facts:
         """An upper bound of a dimension."""
         if not isinstance(dim, SymDim):
             return dim
-        if any(c < 0 for _, c in dim.terms):
+        if "-" in str(dim):  # a negative coefficient, also inside of a minimum
             return INF
         return dim.evaluate(dict.fromkeys(dim.symbols, self.longest))
 
@@ -395,7 +395,7 @@ def _triangle(node: Node, xs: list[Bound], facts: Facts) -> Bound:
 def _arange(node: Node, xs: list[Bound], facts: Facts) -> Bound:
     start, end, step = (attribute(node, n) for n in ("start", "end", "step"))
     if isinstance(start, SymDim):
-        return Bound(0.0, INF) if all(c > 0 for _, c in start.terms) and step > 0 else Bound()
+        return Bound(0.0, INF) if "-" not in str(start) and step > 0 else Bound()
     least = float(start) if step > 0 else -INF
     return Bound(least, max(least, facts.size(end) - 1) if step > 0 else float(start))
 

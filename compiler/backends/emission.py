@@ -15,7 +15,18 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ..ir import Constant, Dim, DType, Graph, Operand, Shape, SymDim, TensorType, Value
+from ..ir import (
+    Constant,
+    Dim,
+    DType,
+    Graph,
+    Operand,
+    Shape,
+    SymDim,
+    TensorType,
+    Value,
+    choices,
+)
 
 ONNX_DTYPE = {
     DType.F32: TensorProto.FLOAT,
@@ -171,6 +182,9 @@ class Emission:
 
     def _symbol(self, name: str) -> str:
         key = ("symbol", name)
+        if key not in self.once and (found := choices(name)) is not None:
+            kind, dims = found
+            self.once[key] = self.node(kind.capitalize(), [self.dim(d) for d in dims])
         if key not in self.once:
             source, axis = self._holder(name)
             self.once[key] = self.node("Shape", [source], start=axis, end=axis + 1)

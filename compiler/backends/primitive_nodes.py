@@ -149,7 +149,7 @@ def _softmax(emission: Emission, node: Node) -> None:
 
 
 def _topk(emission: Emission, node: Node) -> None:
-    names = [emission.operand(node.operands[0]), emission.ints([attribute(node, "k")])]
+    names = [emission.operand(node.operands[0]), emission.dim(attribute(node, "k"))]
     values, indices = (v.name for v in node.results)
     emission.node("TopK", names, values, axis=attribute(node, "axis"))
     emission.nodes[-1].output.append(indices)

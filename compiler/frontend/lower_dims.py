@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..ir import Dim, SymDim, symbol
+from ..ir import Dim, SymDim, choices, extreme, symbol
 from ..ir.types import Monomial, simplify
 
 LEAST = {"B": 1, "S": 1, "P": 0}  # what B, S and P are at least
 
 
 class NotPolynomial(ValueError):
-    """A size that is no polynomial in B, S and P; the message says which part."""
+    """A size that is no polynomial in B, S, P and their extremes; the message says which part."""
 
 
 class DimTable:
@@ -46,8 +46,9 @@ class DimTable:
             return exact
         if kind in ("PythonMod", "Mod") and divide(*args) is not None:
             return 0
-        if kind in ("Max", "Min") and (chosen := _extreme(args, kind == "Max")) is not None:
-            return chosen
+        if kind in ("Max", "Min"):
+            chosen = _extreme(args, kind == "Max")
+            return extreme(kind.lower(), args) if chosen is None else chosen
         raise NotPolynomial(f"{self._named(expr)} is not a polynomial in B, S and P")
 
     def _named(self, expr: Any) -> str:
@@ -97,8 +98,18 @@ def at_least(dim: Dim, bound: int) -> bool:
     """
     shifted: Dim = dim - bound
     if isinstance(shifted, SymDim):
+        if not all(_non_negative(f) for m, _ in shifted.terms for f in m):
+            return False
         shifted = shifted.substitute({n: symbol(n) + least for n, least in LEAST.items()})
     return all(c >= 0 for c in _terms(shifted).values())
+
+
+def _non_negative(factor: str) -> bool:
+    found = choices(factor)
+    if found is None:
+        return True
+    sure = [at_least(d, 0) for d in found[1]]
+    return all(sure) if found[0] == "min" else any(sure)
 
 
 def _extreme(dims: list[Dim], largest: bool) -> Dim | None:

@@ -23,7 +23,19 @@ from .graph import (
 from .interpret import Interpreter, PagedState, Parameters, constant_tensor
 from .ops import OPS, Kind, Op, attribute, has_effect, infer, op_of
 from .text import IrSyntaxError, parse_graph, print_graph, print_node
-from .types import HALVES, Dim, DType, Shape, SymDim, TensorType, evaluate_dim, parse_dim, symbol
+from .types import (
+    HALVES,
+    Dim,
+    DType,
+    Shape,
+    SymDim,
+    TensorType,
+    choices,
+    evaluate_dim,
+    extreme,
+    parse_dim,
+    symbol,
+)
 from .verify import VerifyError, verify, violations
 
 __all__ = [
@@ -60,6 +72,8 @@ __all__ = [
     "has_effect",
     "infer",
     "op_of",
+    "choices",
+    "extreme",
     "parse_dim",
     "parse_graph",
     "primitives",

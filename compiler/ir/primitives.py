@@ -151,7 +151,7 @@ def softmax(x: Tensor, axis: int) -> Tensor:
     return torch.softmax(x, axis)
 
 
-@declare("topk(x, *, k: int, axis: int = -1)", rules.top, results=2)
+@declare("topk(x, *, k: dim, axis: int = -1)", rules.top, results=2)
 def topk(x: Tensor, k: int, axis: int) -> tuple[Tensor, Tensor]:
     """the k largest along an axis, descending, and their indices"""
     values, indices = torch.topk(x, k, dim=axis)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -35,6 +35,7 @@ HALVES = (DType.F16, DType.BF16)
 """What an f32 value may be rounded to."""
 
 Monomial = tuple[str, ...]
+_FACTOR = r"(?:(?:min|max)\([^()]*\)|\w+)"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class SymDim:
     """A polynomial over named symbols with integer coefficients, such as ``P+S`` or ``B*S``.
 
     ``terms`` is sorted by monomial; a constant has the empty monomial. Build with `symbol` and
-    arithmetic; `simplify` turns a constant polynomial into an int.
+    arithmetic; `simplify` turns a constant polynomial into an int. The smallest or largest of
+    polynomials (`extreme`) is a factor of its own, such as ``min(8;P+S)``.
     """
 
     terms: tuple[tuple[Monomial, int], ...]
@@ -80,14 +82,14 @@ class SymDim:
     @property
     def symbols(self) -> frozenset[str]:
         """Names of the symbols in it."""
-        return frozenset(s for m, _ in self.terms for s in m)
+        return frozenset().union(*(_symbols_in(f) for m, _ in self.terms for f in m))
 
     def evaluate(self, sizes: Mapping[str, int]) -> int:
         """Its value when every symbol has a size; KeyError names a missing symbol."""
         total = 0
         for monomial, coefficient in self.terms:
-            for name in monomial:
-                coefficient *= sizes[name]
+            for factor in monomial:
+                coefficient *= _evaluated(factor, sizes)
             total += coefficient
         return total
 
@@ -96,8 +98,8 @@ class SymDim:
         total: Dim = 0
         for monomial, coefficient in self.terms:
             product: Dim = coefficient
-            for name in monomial:
-                product = product * dims.get(name, symbol(name))
+            for factor in monomial:
+                product = product * _substituted(factor, dims)
             total = total + product
         return total
 
@@ -109,6 +111,47 @@ Shape = tuple[Dim, ...]
 def symbol(name: str) -> SymDim:
     """The dimension that consists of one symbol."""
     return SymDim((((name,), 1),))
+
+
+def extreme(kind: str, dims: Collection[Dim]) -> Dim:
+    """The ``min`` or ``max`` of dims; ValueError if one of them has such a factor itself."""
+    numbers = [d for d in dims if isinstance(d, int)]
+    others = sorted({str(d) for d in dims if isinstance(d, SymDim)})
+    if any("(" in text for text in others):
+        raise ValueError(f"{kind} of {', '.join(others)} is nested")
+    folded = [min(numbers) if kind == "min" else max(numbers)] if numbers else []
+    texts = [*map(str, folded), *others]
+    return symbol(f"{kind}({';'.join(texts)})") if len(texts) > 1 else parse_dim(texts[0])
+
+
+def choices(factor: str) -> tuple[str, tuple[Dim, ...]] | None:
+    """Kind and dims of a factor that `extreme` made; None for a symbol."""
+    match = re.fullmatch(r"(min|max)\((.*)\)", factor)
+    return (match[1], tuple(map(parse_dim, match[2].split(";")))) if match else None
+
+
+def _symbols_in(factor: str) -> frozenset[str]:
+    found = choices(factor)
+    if found is None:
+        return frozenset((factor,))
+    return frozenset().union(*(d.symbols for d in found[1] if isinstance(d, SymDim)))
+
+
+def _evaluated(factor: str, sizes: Mapping[str, int]) -> int:
+    found = choices(factor)
+    if found is None:
+        return sizes[factor]
+    values = [evaluate_dim(d, sizes) for d in found[1]]
+    return min(values) if found[0] == "min" else max(values)
+
+
+def _substituted(factor: str, dims: Mapping[str, Dim]) -> Dim:
+    found = choices(factor)
+    if found is None:
+        return dims.get(factor, symbol(factor))
+    return extreme(
+        found[0], [d.substitute(dims) if isinstance(d, SymDim) else d for d in found[1]]
+    )
 
 
 def _terms(dim: Dim) -> dict[Monomial, int]:
@@ -150,11 +193,11 @@ def parse_dim(text: str) -> Dim:
     """Inverse of ``str(dim)``; ValueError for anything else."""
     total: Dim = 0
     compact = text.strip()
-    if not re.fullmatch(r"-?\w+([*+-]\w+)*", compact):
+    if not re.fullmatch(rf"-?{_FACTOR}([*+-]{_FACTOR})*", compact):
         raise ValueError(f"not a dimension: {text!r}")
-    for sign, body in re.findall(r"([+-]?)([\w*]+)", compact):
+    for sign, body in re.findall(rf"([+-]?)({_FACTOR}(?:\*{_FACTOR})*)", compact):
         product: Dim = -1 if sign == "-" else 1
-        for factor in body.split("*"):
+        for factor in re.findall(_FACTOR, body):
             product = product * (int(factor) if factor.isdigit() else symbol(factor))
         total = total + product
     return total
