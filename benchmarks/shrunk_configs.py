@@ -20,7 +20,8 @@ LAYERS = (
 MOST_LAYERS = 4
 VOCAB = 128
 
-# Beyond the length of the prompt, except for what has to be crossed (windows).
+# Beyond the length of the prompt, except for what has to be crossed (windows). Index heads are many:
+# with few, many keys score 0, and which of equals are chosen is up to the kernel.
 SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB, "decoder_vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB,
     "unpadded_vocab_size": VOCAB - 4,
@@ -49,7 +50,7 @@ SIZES: Mapping[str, Any] = {
     "n_shared_experts": 1, "num_shared_experts": 1, "moe_num_shared_experts": 1,
     "q_lora_rank": 32, "kv_lora_rank": 16, "o_lora_rank": 16, "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8, "qk_head_dim": 16, "v_head_dim": 16, "o_groups": 2,
-    "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8, "index_block_size": 4,
+    "index_head_dim": 16, "index_n_heads": 16, "index_topk": 8, "index_block_size": 4,
     "index_topk_blocks": 3,
     "sliding_window": 8, "sliding_window_size": 8, "attention_chunk_size": 8, "window_size": 8,
     "local_attention": 8, "attention_window_size": 8,

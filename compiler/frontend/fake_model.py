@@ -6,7 +6,7 @@ such as RoPE's inverse frequencies, are computed on the CPU by the model's own i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -48,22 +48,31 @@ def _compute_buffers(model: torch.nn.Module) -> set[int]:
 
     A buffer counts as computed when its version says that something wrote to it.
     """
-    computed: set[int] = set()
+    buffers: list[tuple[str, Any, torch.Tensor]] = []
+    initialised: dict[torch.nn.Module, Any] = {}
     for path, module, owner in _owned_modules(model):
-        names = [n for n in module._non_persistent_buffers_set if module._buffers[n] is not None]
-        for name in names:
+        for name in module._non_persistent_buffers_set:
             old = module._buffers[name]
-            module._buffers[name] = torch.zeros(old.shape, dtype=old.dtype)
-        if not names:
-            continue
-        if hasattr(owner, "_init_weights"):
-            with torch.no_grad():
+            if old is None:
+                continue
+            module._buffers[name] = made = torch.zeros(old.shape, dtype=old.dtype)
+            buffers.append((f"{path}.{name}" if path else name, owner, made))
+            initialised[module] = owner
+    _initialise(initialised)
+    if any(made._version == 0 for _, _, made in buffers):  # a model may fill its layers' buffers
+        _initialise({o: o for _, o, made in buffers if made._version == 0})
+    for name, owner, made in buffers:
+        if made._version == 0:
+            raise _no_value(name, owner)
+    return {id(made) for _, _, made in buffers}
+
+
+def _initialise(modules: Mapping[torch.nn.Module, Any]) -> None:
+    """Each by its owner's rules."""
+    with torch.no_grad():
+        for module, owner in modules.items():
+            if hasattr(owner, "_init_weights"):
                 owner._init_weights(module)
-        for name in names:
-            if module._buffers[name]._version == 0:
-                raise _no_value(f"{path}.{name}" if path else name, owner)
-            computed.add(id(module._buffers[name]))
-    return computed
 
 
 def _owned_modules(

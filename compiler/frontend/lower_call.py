@@ -7,7 +7,21 @@ from typing import Any
 
 import torch
 
-from ..ir import Attr, Builder, Constant, Dim, DType, Operand, Shape, Tensor, TensorType, Value
+from ..ir import (
+    Attr,
+    Builder,
+    Constant,
+    Dim,
+    DType,
+    Graph,
+    Interpreter,
+    Level,
+    Operand,
+    Shape,
+    Tensor,
+    TensorType,
+    Value,
+)
 from ..ir.primitives import TORCH_DTYPE
 from .lower_dims import DimTable
 
@@ -56,6 +70,18 @@ class Call:
         if not isinstance(value, Value | Constant):
             raise Unsupported(f"{argument} is {value!r}, not a tensor")
         return value
+
+    def known(self, argument: str) -> torch.Tensor:
+        """A tensor argument's value. Raises Unsupported if it depends on inputs or parameters."""
+        graph = Graph("known", Level.TRACED, nodes=list(self.builder.graph.nodes))
+        graph.outputs = [self.emit("cast", self.tensor(argument), dtype=DType.F32)]
+        graph.nodes.append(self.builder.graph.nodes[-1])
+        graph.sweep()
+        try:
+            (result,) = Interpreter(graph, _no_parameter).run({})
+        except KeyError as missing:
+            raise Unsupported(f"{argument} is not known when compiling") from missing
+        return result
 
     def axis(self, argument: str = "dim", rank: int | None = None) -> int:
         """An axis argument, made non-negative; of `self` unless a rank is given."""
@@ -107,6 +133,10 @@ class Call:
         if step == 1:
             return self.emit("slice", x, axis=axis, start=start, end=end)
         return self.emit("slice", x, axis=axis, start=start, end=end, step=step)
+
+
+def _no_parameter(name: str) -> torch.Tensor:
+    raise KeyError(name)
 
 
 Lowering = Callable[[Call], Lowered]

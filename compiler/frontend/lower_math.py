@@ -197,6 +197,24 @@ def spread(call: Call) -> Lowered:
     return call.emit("sqrt", variance) if "std" in call.op else variance
 
 
+@lowers("erfinv.default")
+def erfinv(call: Call) -> Lowered:
+    """Of a number that is known when compiling: ONNX has no such op."""
+    x = call.known("self")
+    return call.builder.data(call.name, torch.special.erfinv(x).numpy())
+
+
+@lowers("linalg_vector_norm.default")
+def vector_norm(call: Call) -> Lowered:
+    """Euclidean, along one axis."""
+    x, axes = call.tensor("self"), call["dim"]
+    if call["ord"] != 2 or axes is None or len(axes) != 1:
+        raise Unsupported("only Euclidean norms along one axis are in the IR")
+    x = call.cast(x, call.type.dtype)
+    axis, keep = axes[0] % x.type.rank, bool(call["keepdim"])
+    return call.emit("sqrt", call.emit("sum", call.emit("pow", x, 2), axis=axis, keepdim=keep))
+
+
 @lowers("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(call: Call) -> Lowered:
     """condition ? self : other"""
@@ -411,16 +429,14 @@ def conv1d(call: Call) -> Lowered:
     """A sum over the kernel's taps: each a product with x shifted by one more token."""
     x, weight, groups = call.tensor("input"), call.tensor("weight"), call["groups"]
     outputs, inputs, taps = weight.shape
-    depthwise = groups == outputs and inputs == 1
     plain = [list(call[n]) == [1] for n in ("stride", "dilation")]
-    if not all(plain) or not (depthwise or groups == 1) or not isinstance(taps, int):
-        raise Unsupported("only plain and depthwise convolutions of stride 1 are in the IR")
+    if not all(plain) or not isinstance(taps, int):
+        raise Unsupported("only convolutions of stride and dilation 1 are in the IR")
     x, length = _padded(call, x, call["padding"][0]), call.shape[-1]
     total: Value | None = None
     for tap in range(taps):
         kernel = call.reshape(call.slice(weight, 2, tap, tap + 1), (outputs, inputs))
-        shifted = call.slice(x, 2, tap, length + tap)
-        part = call.emit("mul" if depthwise else "matmul", *_order(depthwise, shifted, kernel))
+        part = _tap(call, kernel, call.slice(x, 2, tap, length + tap), groups)
         total = part if total is None else call.emit("add", total, part)
     assert total is not None
     if call["bias"] is None:
@@ -428,8 +444,18 @@ def conv1d(call: Call) -> Lowered:
     return call.emit("add", total, call.reshape(call.tensor("bias"), (outputs, 1)))
 
 
-def _order(depthwise: bool, shifted: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    return (shifted, kernel) if depthwise else (kernel, shifted)
+def _tap(call: Call, kernel: Tensor, x: Tensor, groups: int) -> Value:
+    """kernel [O, C / groups] by x [B, C, T]; each group of outputs sees its own inputs."""
+    outputs, inputs = kernel.shape
+    if groups == outputs and inputs == 1:
+        return call.emit("mul", x, kernel)
+    if groups == 1:
+        return call.emit("matmul", kernel, x)
+    assert isinstance(outputs, int)
+    batch, _, length = x.shape
+    apart = call.reshape(kernel, (groups, outputs // groups, inputs))
+    product = call.emit("matmul", apart, call.reshape(x, (batch, groups, inputs, length)))
+    return call.emit("reshape", product, shape=(batch, outputs, length))
 
 
 def _padded(call: Call, x: Tensor, width: int) -> Tensor:

@@ -223,6 +223,59 @@ def _tiled(call: Call, x: Tensor, one: tuple[Dim, ...], many: tuple[Dim, ...]) -
     return call.reshape(call.expand(call.reshape(x, one), many), call.shape)
 
 
+@lowers("pad.default", "constant_pad_nd.default")
+def pad(call: Call) -> Lowered:
+    """By one value; negative widths cut."""
+    if call.arguments.get("mode", "constant") != "constant":
+        raise Unsupported(f"padding by {call['mode']} is not in the IR")
+    x, widths, value = call.tensor("self"), call["pad"], call.arguments.get("value") or 0
+    for i in range(0, len(widths), 2):
+        axis = x.type.rank - 1 - i // 2
+        before, after = widths[i : i + 2]
+        x = _filled(call, x, axis, (before, after), value)
+    return x
+
+
+def _filled(call: Call, x: Tensor, axis: int, widths: tuple[Dim, Dim], value: float) -> Tensor:
+    if not all(at_least(w, 0) or at_least(-w, 0) for w in widths):
+        raise Unsupported(f"padding by {widths}, which may add or cut, is not in the IR")
+    sides: list[Tensor | None] = []
+    for width in widths:
+        shape = (*x.shape[:axis], width, *x.shape[axis + 1 :])
+        added = width != 0 and at_least(width, 0)
+        filler = float(value) if x.dtype.is_float else int(value)
+        sides += [call.emit("full", shape=shape, value=filler, dtype=x.dtype)] if added else [None]
+    start, end = (0 if at_least(w, 0) else -w for w in widths)
+    parts = [sides[0], call.slice(x, axis, start, x.shape[axis] - end), sides[1]]
+    given = [p for p in parts if p is not None]
+    return call.emit("concat", *given, axis=axis) if len(given) > 1 else given[0]
+
+
+@lowers("flip.default")
+def flip(call: Call) -> Lowered:
+    """Along axes of known size."""
+    x = call.tensor("self")
+    for axis in (a % x.type.rank for a in call["dims"]):
+        size = x.shape[axis]
+        if not isinstance(size, int):
+            raise Unsupported("flip along a symbolic axis is not in the IR")
+        order = call.builder.data(f"{call.name}.order", np.arange(size, dtype=np.int64)[::-1])
+        x = call.emit("index_select", x, order, axis=axis)
+    return x
+
+
+@lowers("unfold.default")
+def unfold(call: Call) -> Lowered:
+    """Windows one apart, along a new last axis: x shifted by each place of a window."""
+    x, axis, size = call.tensor("self"), call.axis("dimension"), call["size"]
+    if call["step"] != 1:
+        raise Unsupported("windows with a step are not in the IR")
+    count = x.shape[axis] - (size - 1)
+    one = (*x.shape[:axis], count, *x.shape[axis + 1 :], 1)
+    shifted = (call.slice(x, axis, i, count + i) for i in range(size))
+    return call.emit("concat", *(call.reshape(s, one) for s in shifted), axis=len(one) - 1)
+
+
 @lowers("tril.default", "triu.default")
 def triangle(call: Call) -> Lowered:
     """Lower or upper."""

@@ -149,9 +149,7 @@ def _substituted(factor: str, dims: Mapping[str, Dim]) -> Dim:
     found = choices(factor)
     if found is None:
         return dims.get(factor, symbol(factor))
-    return extreme(
-        found[0], [d.substitute(dims) if isinstance(d, SymDim) else d for d in found[1]]
-    )
+    return extreme(found[0], [d.substitute(dims) if isinstance(d, SymDim) else d for d in found[1]])
 
 
 def _terms(dim: Dim) -> dict[Monomial, int]:
