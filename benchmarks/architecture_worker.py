@@ -34,7 +34,7 @@ class Outcome:
 
     Args:
         status: matches, differs, fails or ``not runnable`` (by transformers itself).
-        abi: streaming, functional or stepwise; empty if no engine was built.
+        abi: streaming, functional, stepwise or recomputing; empty if no engine was built.
         prefill, decode: largest difference of a logit.
         reason: why not; for a match, what is worth a note.
     """
@@ -169,10 +169,12 @@ def _built(source: Path, output: Path) -> tuple[str, str]:
 
 
 def _functional_kind(engine: Path) -> str:
-    """``stepwise`` if a run takes one token."""
+    """``recomputing`` if tokens are all that is kept, ``stepwise`` if a run takes one token."""
     graph = onnx.load(engine / "rank0.engine", load_external_data=False).graph
     (tokens,) = (value for value in graph.input if value.name == "tokens")
     one = tokens.type.tensor_type.shape.dim[1].dim_value == 1
+    if any(value.name.startswith("layers.0.tokens") for value in graph.input):
+        return "recomputing"
     return "stepwise" if one else "functional"
 
 

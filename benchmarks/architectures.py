@@ -145,7 +145,9 @@ interface.
   shrunk config is to blame.
 - **streaming**: paged cache, ragged batches. **functional**: one sequence per run, states in and
   out. **stepwise**: functional with one token per run, also in prefill, because the model's code
-  computes a step of one token in another way than longer ones.
+  computes a step of one token in another way than longer ones. **recomputing**: functional, and
+  every step computes all tokens so far anew, because the model keeps nothing, or nothing that can
+  be traced.
 
 | type | outcome | interface | largest difference | note |
 |---|---|---|---|---|

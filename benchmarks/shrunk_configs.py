@@ -20,8 +20,8 @@ LAYERS = (
 MOST_LAYERS = 4
 VOCAB = 128
 
-# Beyond the length of the prompt, except for what has to be crossed (windows). Index heads are many:
-# with few, many keys score 0, and which of equals are chosen is up to the kernel.
+# Beyond the length of the prompt, except for what has to be crossed (windows). Index heads are
+# many: with few, many keys score 0, and which of equals are chosen is up to the kernel.
 SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB, "decoder_vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB,
     "unpadded_vocab_size": VOCAB - 4,

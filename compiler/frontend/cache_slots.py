@@ -21,7 +21,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 PAST_AXIS = 2  # of [batch, heads, tokens, width]
-GROWING = ("key", "value", "index")
+GROWING = ("key", "value", "index", "tokens")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class CacheSlot:
 
     Args:
         layer: index of the layer in the model's cache.
-        part: ``key``, ``value`` or ``index`` (grow), ``conv.N`` or ``recurrent.N`` (replaced).
+        part: ``key``, ``value``, ``index`` or ``tokens`` (grow), ``conv.N`` or ``recurrent.N``
+            (replaced).
         shape: sizes after the batch: ``(heads, 0, width)`` of an empty past, or the whole state.
     """
 

@@ -9,6 +9,7 @@ from .lower import lower
 from .trace import Traced, trace
 
 STEPWISE_MAY_DO = ("SPK202", "SPK207")  # untraceable code, and code that looks at sizes
+RECOMPUTING_MAY_DO = (*STEPWISE_MAY_DO, "SPK203", "SPK208")  # code that keeps nothing, or elsewhere
 
 
 def import_model(
@@ -19,7 +20,9 @@ def import_model(
     Inputs are ``%tokens`` and ``%positions`` i64 [B, S], or [B, 1] if the model's code treats a
     single token in its own way; states are ``layers.{i}.key`` and ``.value`` f32 [B, Hkv, P, D],
     and ``layers.{i}.conv.{n}`` and ``.recurrent.{n}`` of fixed size; the output is logits f32
-    [B, S, V]. To see it: ``print(print_graph(import_model(Checkpoint.open(path))))``.
+    [B, S, V]. What can be traced without its cache only has one state, ``layers.0.tokens``: the
+    tokens so far, which every step computes anew. To see it:
+    ``print(print_graph(import_model(Checkpoint.open(path))))``.
 
     Args:
         max_positions: longest sequence to be served; the config's maximum if None.
@@ -41,14 +44,16 @@ def import_model(
 
 
 def _traced(checkpoint: Checkpoint, max_positions: int | None, streaming: bool) -> Traced:
-    """Traced for steps of any length, else stepwise; the first refusal if neither works."""
-    try:
-        return trace(checkpoint.meta_model(), max_positions=max_positions)
-    except SpikeError as error:
-        if streaming or error.code not in STEPWISE_MAY_DO:
-            raise
-        refusal = error
-    try:
-        return trace(checkpoint.meta_model(), max_positions=max_positions, stepwise=True)
-    except SpikeError as error:
-        raise refusal from error
+    """Traced for steps of any length, else stepwise, else recomputing; else the first refusal."""
+    refusal: SpikeError | None = None
+    for way in ({}, {"stepwise": True}, {"recompute": True}):
+        if refusal is not None and "stepwise" in way and refusal.code not in STEPWISE_MAY_DO:
+            continue
+        try:
+            return trace(checkpoint.meta_model(), max_positions=max_positions, **way)
+        except SpikeError as error:
+            refusal = refusal or error
+            if streaming or refusal.code not in RECOMPUTING_MAY_DO:
+                break
+    assert refusal is not None
+    raise refusal

@@ -7,6 +7,9 @@ f32 [B, S, V] and the presents. B, S and P are symbolic.
 Much code computes a single token in another way than several (recurrent layers have a scan for a
 prompt and an update for a token). One graph cannot do both, so such a model is traced stepwise: S
 is 1, and a prompt is fed token by token, which is what the code does for every later token anyway.
+
+Where a model keeps nothing, or nothing that can be traced, a step may recompute: its only state is
+the tokens so far, and the model runs without its cache over all of them.
 """
 
 from __future__ import annotations
@@ -50,6 +53,39 @@ class Traced:
     stepwise: bool = False
 
 
+DIGIT = 256  # tokens are kept as digits to this base, which every float format holds exactly
+DIGITS = 3
+
+
+def digits_of(tokens: Any) -> Any:
+    """i64 [B, S] -> f32 [B, 1, S, DIGITS], the smallest place first."""
+    places = [tokens // DIGIT**place % DIGIT for place in range(DIGITS)]
+    return torch.stack(places, -1).float().unsqueeze(1)
+
+
+def tokens_of(digits: Any) -> Any:
+    """The inverse of `digits_of`."""
+    places = digits.squeeze(1).long().unbind(-1)
+    return sum(digit * DIGIT**place for place, digit in enumerate(places))
+
+
+class _WholeStep(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
+    """One step that runs the model over all tokens so far, without a cache."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.slots = (CacheSlot(0, "tokens", (1, 0, DIGITS)),)
+
+    def forward(self, tokens: Any, positions: Any, pasts: list[Any]) -> tuple[Any, list[Any]]:
+        """Logits [B, S, V] of the new tokens, and all tokens."""
+        whole = torch.cat((pasts[0], digits_of(tokens)), PAST_AXIS)
+        ids = tokens_of(whole)
+        places = torch.arange(ids.shape[1]).unsqueeze(0).expand_as(ids)
+        logits = _forward(self.model, ids, places, None)
+        return logits[:, pasts[0].shape[PAST_AXIS] :], [whole]
+
+
 class _Step(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
     """One forward step with the cache as arguments and results."""
 
@@ -68,7 +104,11 @@ class _Step(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by 
 
 
 def trace(
-    model: torch.nn.Module, *, max_positions: int | None = None, stepwise: bool = False
+    model: torch.nn.Module,
+    *,
+    max_positions: int | None = None,
+    stepwise: bool = False,
+    recompute: bool = False,
 ) -> Traced:
     """Traces a causal language model built on the meta device with eager attention.
 
@@ -77,6 +117,7 @@ def trace(
     Args:
         max_positions: longest sequence to be served; the config's maximum if None.
         stepwise: trace a step of exactly one token.
+        recompute: keep the tokens alone, and compute all of them anew in every step.
 
     Raises: SPK202 if the model's code depends on data, SPK203 if it keeps nothing, SPK204 and
         SPK205 as `make_traceable`, SPK207 if a size cannot stay symbolic, SPK208 if a step changes
@@ -85,17 +126,25 @@ def trace(
     with torch.no_grad(), quiet_export():
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         make_traceable(model, mode, max_positions)
-        step = _Step(model, _probe(model, mode)).eval()
-        refuse_size_branches(type(model).__name__, partial(_step_of, step, mode), stepwise)
+        step = _WholeStep(model) if recompute else _Step(model, _probe(model, mode))
+        step.eval()
+        run = partial(_step_of, step, mode)
+        refuse_size_branches(type(model).__name__, run, stepwise)
+        if recompute:
+            refuse_other_path(type(model).__name__, run, TOKENS, (1, 1, 0))
         exported = _export(step, mode, 1 if stepwise else TOKENS, max_positions)
         return Traced(_functional(exported), step.slots, stepwise)
 
 
-def _forward(model: torch.nn.Module, tokens: Any, positions: Any, cache: FunctionalCache) -> Any:
+def _forward(
+    model: torch.nn.Module, tokens: Any, positions: Any, cache: FunctionalCache | None
+) -> Any:
     names = inspect.signature(model.forward).parameters
     # transformers 5.2x renamed the argument
     keyword = next((n for n in ("cache", "cache_params") if n in names), "past_key_values")
     given = {"input_ids": tokens, keyword: cache, "use_cache": True}
+    if cache is None:
+        given = {"input_ids": tokens} | ({"use_cache": False} if "use_cache" in names else {})
     if "position_ids" in names and not _derives_positions(model):
         given["position_ids"] = positions
     return model(**given).logits
@@ -130,7 +179,9 @@ def _probe(model: torch.nn.Module, mode: FakeTensorMode) -> tuple[CacheSlot, ...
     return slots
 
 
-def _step_of(step: _Step, mode: FakeTensorMode, batch: int, tokens: int, past: int) -> None:
+def _step_of(
+    step: _Step | _WholeStep, mode: FakeTensorMode, batch: int, tokens: int, past: int
+) -> None:
     """One step on fake tensors of concrete sizes."""
     try:
         with mode:
@@ -144,7 +195,7 @@ def _step_of(step: _Step, mode: FakeTensorMode, batch: int, tokens: int, past: i
 
 
 def _export(
-    step: _Step, mode: FakeTensorMode, tokens: int, max_positions: int | None
+    step: _Step | _WholeStep, mode: FakeTensorMode, tokens: int, max_positions: int | None
 ) -> ExportedProgram:
     """`tokens` is an example, unless it is 1: then a step has one token.
 
@@ -175,7 +226,7 @@ def _export(
         raise _untraceable(step.model, error) from error
 
 
-def _exported(step: _Step, tokens: int, longest: int | None = None) -> ExportedProgram:
+def _exported(step: _Step | _WholeStep, tokens: int, longest: int | None = None) -> ExportedProgram:
     """With conditions kept as assertions if the longest sequence is given.
 
     torch takes both S and P to be at least 2, so neither may exceed the longest less 2.
