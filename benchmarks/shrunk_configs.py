@@ -69,6 +69,10 @@ SIZES: Mapping[str, Any] = {
 }  # fmt: skip
 TOKEN_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 3}
 
+QWEN4_INDEXER = {
+    "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+}  # fmt: skip
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {
@@ -102,11 +106,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "ministral": {"head_dim": 16},
     "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
+    "qwen4_exp": {"text_config": QWEN4_INDEXER},
+    "qwen4_exp_text": QWEN4_INDEXER,
     "recurrent_gemma": {
         "num_hidden_layers": 2, "block_types": ["recurrent", "attention"], "conv1d_width": 4,
     },
     "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 48]},
     "xlm": {"causal": True},
+    "xlnet": {"attn_type": "uni", "mem_len": None},  # by default it sees later tokens
     "xlstm": {"chunk_size": 8, "qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
     "zamba": {
@@ -201,11 +208,13 @@ def _value(name: str, value: Any, layers: int, kept: list[int]) -> Any:
 def _per_layer(value: dict[Any, Any], kept: list[int]) -> dict[int, Any]:
     """Exceptions of the kept layers; a head of another width stays of another width."""
     by_index = {int(layer): changes for layer, changes in value.items()}
-    return {
-        new: {n: 32 if n == "head_dim" else _value(n, v, 0, []) for n, v in by_index[old].items()}
-        for new, old in enumerate(kept)
-        if old in by_index
-    }
+    shrunk: dict[int, Any] = {}
+    for new, old in enumerate(kept):
+        for name, entry in by_index.get(old, {}).items():
+            size = 32 if name == "head_dim" else _value(name, entry, 0, [])
+            shrunk.setdefault(new, {})[name] = size
+        _equal_heads_stay_equal(by_index.get(old, {}), shrunk.get(new, {}))
+    return shrunk
 
 
 def _rope(value: dict[str, Any]) -> dict[str, Any]:

@@ -244,7 +244,9 @@ def pick_part(walk: Walk, node: Node) -> Node | Tensor | None:
         return None
     axis, begin = axis_of(node, node.result.type.rank), 0
     start, end = attribute(node, "start"), attribute(node, "end")
-    if axis_of(inner, node.result.type.rank) != axis:
+    if axis_of(inner, node.result.type.rank) != axis or not isinstance(start, int):
+        return None
+    if not isinstance(end, int):
         return None
     for part in inner.operands:
         width = shape_of(part)[axis]

@@ -31,6 +31,7 @@ from .precision import precision_table
 from .request import BuildRequest
 
 LONGEST = 8192
+UNLIMITED = -1  # as XLNet states it
 """Default bound on max_seq_len, however long the model's own limit is."""
 KV_BYTES = {"f32": (1, 4), "f16": (1, 2), "int8": (32, 34), "int4": (32, 20)}
 """(elements, bytes) of one group of a cached row."""
@@ -58,7 +59,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
 def sequence_limit(request: BuildRequest, checkpoint: Checkpoint) -> int:
     """Tokens of one sequence. Raises SPK803 if the request exceeds what the model was made for."""
     stated = getattr(text_config(checkpoint), "max_position_embeddings", None)
-    own = LONGEST if stated is None else int(stated)
+    own = LONGEST if stated in (None, UNLIMITED) else int(stated)
     if own < 1:
         raise SpikeError(
             "SPK122",
@@ -155,7 +156,7 @@ def _pretrained(
         num_attention_heads=facts.heads,
         num_key_value_heads=facts.kv_heads,
         head_size=head_dim(states[0]) if states else 0,
-        max_position_embeddings=int(getattr(config, "max_position_embeddings", None) or 0),
+        max_position_embeddings=max(0, int(getattr(config, "max_position_embeddings", None) or 0)),
         quantization=QuantizationConfig(
             plan.quantization.value, states[0].format if states else "none"
         ),

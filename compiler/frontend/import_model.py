@@ -52,7 +52,7 @@ def _traced(checkpoint: Checkpoint, max_positions: int | None, streaming: bool) 
         try:
             return trace(checkpoint.meta_model(), max_positions=max_positions, **way)
         except SpikeError as error:
-            refusal = refusal or error
+            refusal, error.__context__ = refusal or error, refusal
             if streaming or refusal.code not in RECOMPUTING_MAY_DO:
                 break
     assert refusal is not None

@@ -133,6 +133,12 @@ def softplus(call: Call) -> Lowered:
     return call.emit("softplus", call.tensor("self"))
 
 
+@lowers("log_sigmoid.default")
+def log_sigmoid(call: Call) -> Lowered:
+    """-log(1 + e^-x)"""
+    return call.emit("neg", call.emit("softplus", call.emit("neg", call.tensor("self"))))
+
+
 @lowers("clamp.default", "clamp_min.default", "clamp_max.default")
 def clamp(call: Call) -> Lowered:
     """limits as attributes"""
@@ -201,7 +207,8 @@ def spread(call: Call) -> Lowered:
 def erfinv(call: Call) -> Lowered:
     """Of a number that is known when compiling: ONNX has no such op."""
     x = call.known("self")
-    return call.builder.data(call.name, torch.special.erfinv(x).numpy())
+    number = call.builder.data(call.name, torch.special.erfinv(x).numpy())
+    return call.reshape(number, call.shape)
 
 
 @lowers("linalg_vector_norm.default")
@@ -281,6 +288,19 @@ def argmax(call: Call) -> Lowered:
     if call["dim"] is None:
         raise Unsupported("argmax over all axes is not in the IR")
     return call.emit("argmax", call.tensor("self"), axis=call.axis(), keepdim=call["keepdim"])
+
+
+@lowers("diff.default")
+def diff(call: Call) -> Lowered:
+    """Differences of neighbours along an axis; of booleans, whether they differ."""
+    if call["n"] != 1:
+        raise Unsupported("repeated differences are not in the IR")
+    axis = call.axis()
+    given = [call[n] for n in ("prepend", "self", "append") if call[n] is not None]
+    x = call.emit("concat", *given, axis=axis) if len(given) > 1 else given[0]
+    left = call.slice(x, axis, 0, x.shape[axis] - 1)
+    right = call.slice(x, axis, 1, x.shape[axis])
+    return call.emit("ne" if x.dtype is DType.BOOL else "sub", right, left)
 
 
 @lowers("cumsum.default")

@@ -81,8 +81,11 @@ class _WholeStep(torch.nn.Module):  # type: ignore[misc]  # torch is not followe
         """Logits [B, S, V] of the new tokens, and all tokens."""
         whole = torch.cat((pasts[0], digits_of(tokens)), PAST_AXIS)
         ids = tokens_of(whole)
-        places = torch.arange(ids.shape[1]).unsqueeze(0).expand_as(ids)
-        logits = _forward(self.model, ids, places, None)
+        takes = inspect.signature(self.model.forward).parameters
+        given = {"input_ids": ids} | ({"use_cache": False} if "use_cache" in takes else {})
+        if "position_ids" in takes and not _derives_positions(self.model):
+            given["position_ids"] = torch.arange(ids.shape[1]).unsqueeze(0).expand_as(ids)
+        logits = self.model(**given).logits
         return logits[:, pasts[0].shape[PAST_AXIS] :], [whole]
 
 
@@ -136,15 +139,11 @@ def trace(
         return Traced(_functional(exported), step.slots, stepwise)
 
 
-def _forward(
-    model: torch.nn.Module, tokens: Any, positions: Any, cache: FunctionalCache | None
-) -> Any:
+def _forward(model: torch.nn.Module, tokens: Any, positions: Any, cache: FunctionalCache) -> Any:
     names = inspect.signature(model.forward).parameters
     # transformers 5.2x renamed the argument
     keyword = next((n for n in ("cache", "cache_params") if n in names), "past_key_values")
     given = {"input_ids": tokens, keyword: cache, "use_cache": True}
-    if cache is None:
-        given = {"input_ids": tokens} | ({"use_cache": False} if "use_cache" in names else {})
     if "position_ids" in names and not _derives_positions(model):
         given["position_ids"] = positions
     return model(**given).logits
