@@ -58,7 +58,9 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
 
 def sequence_limit(request: BuildRequest, checkpoint: Checkpoint) -> int:
     """Tokens of one sequence. Raises SPK803 if the request exceeds what the model was made for."""
-    stated = getattr(text_config(checkpoint), "max_position_embeddings", None)
+    config = text_config(checkpoint)
+    names = ("max_position_embeddings", "max_seq_len")  # MPT has the second
+    stated = next((v for n in names if (v := getattr(config, n, None)) is not None), None)
     own = LONGEST if stated in (None, UNLIMITED) else int(stated)
     if own < 1:
         raise SpikeError(

@@ -67,7 +67,7 @@ class _Lowering:
         self.graph = graph
         self.builder = Builder(graph)
         self.nodes: list[FxNode] = list(traced.exported.graph.nodes)
-        self.dims = DimTable(self._symbols())
+        self.dims = DimTable(self._symbols(), traced.longest)
         self.values: dict[FxNode, Any] = {}
         self.refused: list[Refusal] = []
 

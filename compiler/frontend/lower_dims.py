@@ -16,10 +16,22 @@ class NotPolynomial(ValueError):
 
 
 class DimTable:
-    """Translates sizes; `names` maps torch's symbols to ours."""
+    """Translates sizes.
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+    Args:
+        names: torch's symbols -> ours.
+        longest: P + S is never more; None if that is open.
+    """
+
+    def __init__(self, names: Mapping[str, str], longest: int | None = None) -> None:
         self.names = names
+        self.longest = longest
+
+    def at_least(self, dim: Dim, bound: int) -> bool:
+        """As the function of that name, or sure because a sequence has its longest length."""
+        if at_least(dim, bound) or self.longest is None:
+            return at_least(dim, bound)
+        return at_least(dim + symbol("P") + symbol("S") - self.longest, bound)
 
     def dim(self, size: Any) -> Dim:
         """The dim of an int, SymInt or sympy expression. Raises NotPolynomial."""
@@ -47,9 +59,17 @@ class DimTable:
         if kind in ("PythonMod", "Mod") and divide(*args) is not None:
             return 0
         if kind in ("Max", "Min"):
-            chosen = _extreme(args, kind == "Max")
+            chosen = self._extreme(args, kind == "Max")
             return extreme(kind.lower(), args) if chosen is None else chosen
         raise NotPolynomial(f"{self._named(expr)} is not a polynomial in B, S and P")
+
+    def _extreme(self, dims: list[Dim], largest: bool) -> Dim | None:
+        """The dim that is surely the largest (or smallest), if one is."""
+        for dim in dims:
+            distances = (dim - d if largest else d - dim for d in dims)
+            if all(self.at_least(d, 0) for d in distances):
+                return dim
+        return None
 
     def _named(self, expr: Any) -> str:
         text = str(expr)
@@ -110,12 +130,3 @@ def _non_negative(factor: str) -> bool:
         return True
     sure = [at_least(d, 0) for d in found[1]]
     return all(sure) if found[0] == "min" else any(sure)
-
-
-def _extreme(dims: list[Dim], largest: bool) -> Dim | None:
-    """The dim that is surely the largest (or smallest), if one is."""
-    for dim in dims:
-        distances = (dim - d if largest else d - dim for d in dims)
-        if all(at_least(d, 0) for d in distances):
-            return dim
-    return None

@@ -398,7 +398,7 @@ def index(call: Call) -> Lowered:
     if len(given) > 1:
         return _index_several(call, axis, [i for _, i in given])
     if isinstance(indices, Constant) and indices.data is not None and indices.shape == (1,):
-        start = from_start(int(indices.data[0]), x.shape[axis])
+        start = from_start(call, int(indices.data[0]), x.shape[axis])
         return call.slice(x, axis, start, start + 1)
     return call.emit("index_select", x, indices, axis=axis)
 

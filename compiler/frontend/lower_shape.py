@@ -75,20 +75,20 @@ def slice_(call: Call) -> Lowered:
     """Clamped: the length is the tracer's."""
     x, axis, step = call.tensor("self"), call.axis(), call["step"]
     size = x.shape[axis]
-    start = from_start(0 if call["start"] is None else call["start"], size)
+    start = from_start(call, 0 if call["start"] is None else call["start"], size)
     if step == 1:
         return call.slice(x, axis, start, start + call.shape[axis])
-    end = from_start(size if call["end"] is None else call["end"], size)
+    end = from_start(call, size if call["end"] is None else call["end"], size)
     if isinstance(end, SymDim):
         raise Unsupported("a slice with a step over a symbolic axis is not in the IR")
     return call.slice(x, axis, start, end, step)
 
 
-def from_start(index: Dim, size: Dim) -> Dim:
+def from_start(call: Call, index: Dim, size: Dim) -> Dim:
     """An index counted from the start, at most `size`. Raises Unsupported if its sign is open."""
     if isinstance(index, int) and index >= _FAR:
         return size
-    if at_least(index, 0):
+    if call.dims.at_least(index, 0):
         outside = isinstance(index, int) and isinstance(size, int) and index > size
         return size if outside else index
     if at_least(-index, 1):
@@ -100,7 +100,7 @@ def from_start(index: Dim, size: Dim) -> Dim:
 def select(call: Call) -> Lowered:
     """One index of an axis, which is then dropped."""
     x, axis = call.tensor("self"), call.axis()
-    start = from_start(call["index"], x.shape[axis])
+    start = from_start(call, call["index"], x.shape[axis])
     return call.reshape(call.slice(x, axis, start, start + 1), call.shape)
 
 
@@ -161,7 +161,7 @@ def copy(call: Call) -> Lowered:
 def slice_scatter(call: Call) -> Lowered:
     """What lies before the slice, the source, what lies behind it."""
     x, source, axis = call.tensor("self"), call.tensor("src"), call.axis()
-    start = from_start(0 if call["start"] is None else call["start"], x.shape[axis])
+    start = from_start(call, 0 if call["start"] is None else call["start"], x.shape[axis])
     if call["step"] != 1:
         return _interleaved(call, x, source, axis, start)
     return _replaced(call, x, source, axis, start)
@@ -172,7 +172,7 @@ def select_scatter(call: Call) -> Lowered:
     """As a slice of one."""
     x, source, axis = call.tensor("self"), call.tensor("src"), call.axis()
     one = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    start = from_start(call["index"], x.shape[axis])
+    start = from_start(call, call["index"], x.shape[axis])
     return _replaced(call, x, call.reshape(source, one), axis, start)
 
 

@@ -46,11 +46,13 @@ class Traced:
 
     Attributes:
         stepwise: a step is one token.
+        longest: tokens of the longest sequence that will occur.
     """
 
     exported: ExportedProgram
     slots: tuple[CacheSlot, ...]
     stepwise: bool = False
+    longest: int | None = None
 
 
 DIGIT = 256  # tokens are kept as digits to this base, which every float format holds exactly
@@ -136,7 +138,7 @@ def trace(
         if recompute:
             refuse_other_path(type(model).__name__, run, TOKENS, (1, 1, 0))
         exported = _export(step, mode, 1 if stepwise else TOKENS, max_positions)
-        return Traced(_functional(exported), step.slots, stepwise)
+        return Traced(_functional(exported), step.slots, stepwise, max_positions)
 
 
 def _forward(model: torch.nn.Module, tokens: Any, positions: Any, cache: FunctionalCache) -> Any:
