@@ -60,8 +60,14 @@ class DimTable:
             return 0
         if kind in ("Max", "Min"):
             chosen = self._extreme(args, kind == "Max")
-            return extreme(kind.lower(), args) if chosen is None else chosen
+            return self._open_extreme(kind.lower(), args) if chosen is None else chosen
         raise NotPolynomial(f"{self._named(expr)} is not a polynomial in B, S and P")
+
+    def _open_extreme(self, kind: str, dims: list[Dim]) -> Dim:
+        try:
+            return extreme(kind, dims)
+        except ValueError as error:
+            raise NotPolynomial(str(error)) from error
 
     def _extreme(self, dims: list[Dim], largest: bool) -> Dim | None:
         """The dim that is surely the largest (or smallest), if one is."""

@@ -203,7 +203,7 @@ def spread(call: Call) -> Lowered:
     return call.emit("sqrt", variance) if "std" in call.op else variance
 
 
-@lowers("erfinv.default")
+@lowers("erfinv.default", "special_erfinv.default")
 def erfinv(call: Call) -> Lowered:
     """Of a number that is known when compiling: ONNX has no such op."""
     x = call.known("self")

@@ -174,7 +174,7 @@ def _probe(model: torch.nn.Module, mode: FakeTensorMode) -> tuple[CacheSlot, ...
             "SPK203",
             "lowering",
             f"{type(model).__name__} keeps nothing in its cache, so it cannot stream.",
-            "Use a decoder whose attention layers cache their keys and values.",
+            "Build without --enable-streaming: each step then computes all tokens anew.",
             ExitCode.UNSUPPORTED,
         )
     return slots

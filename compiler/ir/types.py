@@ -196,9 +196,16 @@ def parse_dim(text: str) -> Dim:
     for sign, body in re.findall(rf"([+-]?)({_FACTOR}(?:\*{_FACTOR})*)", compact):
         product: Dim = -1 if sign == "-" else 1
         for factor in re.findall(_FACTOR, body):
-            product = product * (int(factor) if factor.isdigit() else symbol(factor))
+            product = product * _parse_factor(factor)
         total = total + product
     return total
+
+
+def _parse_factor(text: str) -> Dim:
+    found = choices(text)
+    if found is not None:
+        return extreme(*found)
+    return int(text) if text.isdigit() else symbol(text)
 
 
 @dataclass(frozen=True)

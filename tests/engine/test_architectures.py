@@ -43,12 +43,17 @@ FUNCTIONAL = (
     "bert",  # an encoder as decoder
     "roberta",  # positions of its own
     "xglm",  # sinusoidal positions
+    "deepseek_v32",  # sparse attention: the best of at most k keys
+    "mpt",  # a table of biases sliced by the length
 )
 STEPWISE = (
     "mamba2",  # convolution and state space, no keys
     "jamba",  # state space and attention and experts
     "qwen3_next",  # gated delta rule
     "lfm2",  # short convolutions
+)
+RECOMPUTING = (
+    "openai-gpt",  # no cache at all
 )
 
 
@@ -82,6 +87,12 @@ def test_recurrent_types_match_token_by_token(worker: ModuleType, model_type: st
     outcome = worker.examine(model_type, CACHE)
     assert outcome.status == "matches", outcome
     assert "SPK2" in outcome.reason, outcome  # why it cannot stream
+
+
+@pytest.mark.parametrize("model_type", RECOMPUTING)
+def test_types_that_keep_nothing_match_by_recomputing(worker: ModuleType, model_type: str) -> None:
+    outcome = worker.examine(model_type, CACHE)
+    assert (outcome.status, outcome.abi) == ("matches", "recomputing"), outcome
 
 
 def test_a_wrong_engine_does_not_match(worker: ModuleType) -> None:

@@ -75,7 +75,7 @@ def test_interpreter_runs_primitives() -> None:
         ("mul(%x, %r) : f32[T, 4]", "mul(%x, %r) : f32[T, 5]", "its operands give f32\\[T, 4\\]"),
         ("pow(%x, 2)", "rms_norm(%x, eps=1e-05)", "not allowed at level traced"),
         ("axis=-1, keepdim=true", "axis=2, keepdim=true", "axis 2 of a rank 2"),
-        ("topk(%z, k=2)", "topk(%z, k=true)", "is not a int"),
+        ("topk(%z, k=2)", "topk(%z, k=2, axis=true)", "is not a int"),
     ],
 )
 def test_verifier_names_the_violation(old: str, new: str, message: str) -> None:
