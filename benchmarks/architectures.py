@@ -123,7 +123,10 @@ def table(rows: list[Row], pieced: bool) -> str:
     counts = Counter(row.outcome.status for row in rows)
     runnable = len(rows) - counts["not runnable"]
     share = 100 * counts["matches"] / max(runnable, 1)
-    streams = sum(row.outcome.abi == "streaming" for row in rows)
+    streams, anew = (
+        sum(row.outcome.status == "matches" and row.outcome.abi == abi for row in rows)
+        for abi in ("streaming", "recomputing")
+    )
     used = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
     return f"""# Model types
 
@@ -135,7 +138,7 @@ layers in float32, compiled without quantisation and compared with transformers'
 a prefill of 24 tokens, then 8 decode steps. "Matches" means that no logit differs by more than 1e-3
 (times the largest logit where that is above 10). Of {len(rows)} types transformers itself can run
 {runnable}; {counts["matches"]} of these match ({share:.1f}%), {streams} of them with the streaming
-interface.
+interface and {anew} by recomputing.
 
 - **matches**: compiles and agrees; the column shows the largest difference in prefill and in
   decode.

@@ -65,6 +65,7 @@ SIZES: Mapping[str, Any] = {
     "linear_num_value_heads": 4, "linear_head_dim": 16, "linear_num_heads": 4, "block_size": 4,
     "hidden_size_per_layer_input": 8, "laurel_rank": 8, "gated_norm_rank": 8,
     "router_hidden_size": 16, "adapter_rank": 8, "loop_gate_rank": 8, "hc_lowrank": 8, "d_rel": 8,
+    "adapter_in_dim": 64, "adapter_out_dim": 64, "adapter_input_size": 64,
     "rel_extent": 32, "num_centroids": 8, "centroid_intermediate_top_k": 2,
 }  # fmt: skip
 TOKEN_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 3}
