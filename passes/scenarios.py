@@ -231,11 +231,21 @@ class _Drive:
         generator = torch.Generator().manual_seed(key)
         return torch.randn(self.feeds[index].past, *rest, generator=generator)
 
+    def _digits(self, index: int, rest: list[int]) -> Tensor:
+        """The first tokens of the vocabulary [past, ...], as a recomputing step keeps them."""
+        width = self.graph.outputs[0].shape[-1]
+        assert isinstance(width, int)
+        digits = torch.zeros(self.feeds[index].past, *rest)
+        digits[..., 0] = torch.arange(len(digits)).reshape(-1, 1) % min(width, 256)
+        return digits
+
     def _functional_state(self, state: State, index: int) -> Tensor:
         shape = [d if isinstance(d, int) else 1 for d in state.type.shape]
         if state.kind != "kv":
             return torch.zeros(shape)
         rest = [d for i, d in enumerate(shape) if i not in (0, state.axis)]
+        if state.name.endswith(".tokens"):
+            return self._digits(index, rest).movedim(0, state.axis - 1).unsqueeze(0)
         return self._content(state, index, rest).movedim(0, state.axis - 1).unsqueeze(0)
 
     def _blocks(self, index: int) -> Tensor:

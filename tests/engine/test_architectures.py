@@ -120,14 +120,15 @@ def test_the_committed_table_has_every_type(sweep_script: ModuleType) -> None:
     assert rows == list(sweep_script.TYPES)
 
 
-def test_sequences_of_one_engine_keep_their_own_recurrent_states(
-    worker: ModuleType, tmp_path: Path
+@pytest.mark.parametrize("model_type", ["mamba2", "openai-gpt"])
+def test_sequences_of_one_engine_keep_their_own_states(
+    worker: ModuleType, tmp_path: Path, model_type: str
 ) -> None:
     """Prompts that share steps give what they give alone, also when blocks are used again.
 
-    Every pass is verified on the way, on steps of one token.
+    Every pass is verified on the way: steps of one token, and steps that recompute.
     """
-    source = worker.checkpoint("mamba2", CACHE)
+    source = worker.checkpoint(model_type, CACHE)
     request = BuildRequest(
         source, tmp_path / "engine", dtype="float32", golden="off", verify_passes=True
     )
