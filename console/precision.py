@@ -125,6 +125,7 @@ def overflow_text(report: OverflowReport, dtype: str) -> str:
     else:
         places = ", ".join(f"{op} in {scope}" for op, scope in report.absorbed[:3])
         fate = f"Computed in it, the output stays finite and hides this: absorbed by {places}."
+    kind = "in float32 already: NaN or infinite" if first.broken else f"up to {first.largest:.5g}"
     rows = [
         (o.scope, o.value, o.op, f"{o.largest:.5g}", f"{o.elements} of {o.total}")
         for o in report.found[:NODES_SHOWN]
@@ -133,7 +134,7 @@ def overflow_text(report: OverflowReport, dtype: str) -> str:
     return sections(
         [
             f"First overflow of {dtype}: %{first.value} = {first.op}(...) in "
-            f"{first.scope or 'the model'}, up to {first.largest:.5g}.\n{fate}",
+            f"{first.scope or 'the model'}, {kind}.\n{fate}",
             table(("Where", "Value", "Op", "#Largest", "#Elements"), rows),
             f"and {more} more (--json lists all)" if more > 0 else "",
         ]

@@ -10,7 +10,7 @@ from .bounds import Bound
 from .certify import Analysis, Certificate, Evidence
 from .formats import FORMATS, Format
 from .intervals import intervals
-from .observe import Observed, States, observe, prefill
+from .observe import Observed, States, Steps, observe, prefill
 from .overflow import Overflow, OverflowReport, locate
 from .weights import Weights
 
@@ -25,6 +25,7 @@ __all__ = [
     "Overflow",
     "OverflowReport",
     "States",
+    "Steps",
     "Weights",
     "intervals",
     "locate",

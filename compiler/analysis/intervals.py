@@ -82,7 +82,7 @@ def intervals(
         rule = RULES.get(node.op)
         bound = rule(node, operands, facts) if rule else Bound()
         for index, value in enumerate(node.results):
-            own = bound if index == 0 else _index_bound(node, facts)
+            own = bound if index == 0 else _later_result(node, index, operands, facts)
             found[id(value)] = _sound(own).closed(_width(value.shape))
     return found
 
@@ -334,8 +334,10 @@ def _argmax(node: Node, xs: list[Bound], facts: Facts) -> Bound:
     return Bound(0.0, max(_reduced_length(node, facts) - 1, 0.0))
 
 
-def _index_bound(node: Node, facts: Facts) -> Bound:
-    """topk's second result."""
+def _later_result(node: Node, index: int, xs: list[Bound], facts: Facts) -> Bound:
+    """Of ops with several: topk's second is an index."""
+    if node.op == "qkv":
+        return _qkv(node, xs, facts, index)
     return _argmax(node, [], facts) if node.op == "topk" else Bound()
 
 
@@ -424,6 +426,12 @@ def _linear(node: Node, xs: list[Bound], facts: Facts) -> Bound:
     return _with_bias(_stretched(xs[0], facts.norms(node.operands[1])), xs[2:])
 
 
+def _qkv(node: Node, xs: list[Bound], facts: Facts, index: int = 0) -> Bound:
+    """Three linear layers on one x."""
+    bias = xs[4:][index : index + 1]
+    return _with_bias(_stretched(xs[0], facts.norms(node.operands[1 + index])), bias)
+
+
 def _with_bias(bound: Bound, rest: list[Bound]) -> Bound:
     for term in rest:
         bound = plus(bound, term)
@@ -500,9 +508,14 @@ def _gated_mlp(node: Node, xs: list[Bound], facts: Facts) -> Bound:
     if gate is None or up is None or down is None:
         return Bound()
     power = 2 if attribute(node, "activation") == "relu2" else 1
-    hidden = torch.linalg.vector_norm(gate.rows**power * up.rows).item()
-    length = product(hidden, xs[0].norm ** (power + 1) if xs[0].norm < 1e100 else INF)
-    return _with_bias(_stretched(symmetric(INF, length), down), xs[4:])
+    biases, rest = (xs[4:6], xs[6:]) if attribute(node, "biases") else ([], xs[4:])
+    if xs[0].norm >= 1e100:
+        return Bound()
+    rows = [weight.rows.double() * xs[0].norm for weight in (gate, up)]
+    for row, bias in zip(rows, biases, strict=False):
+        row += bias.magnitude
+    length = torch.linalg.vector_norm(rows[0] ** power * rows[1]).item()
+    return _with_bias(_stretched(symmetric(INF, length), down), rest)
 
 
 def _route(node: Node, xs: list[Bound], facts: Facts) -> Bound:
@@ -574,6 +587,7 @@ RULES: dict[str, Rule] = {
     "full": _full,
     "matmul": _matmul,
     "linear": _linear,
+    "qkv": _qkv,
     "linear_residual": lambda node, xs, facts: plus(
         _linear(node, [xs[0], xs[1], *xs[3:]], facts), xs[2]
     ),

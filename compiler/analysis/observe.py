@@ -1,13 +1,16 @@
 """Ranges observed on calibration text: the reference interpreter runs, every result is measured.
 
 Sequences stand at the first and at the last positions that the engine allows, so that what grows
-with the position (angles, linear biases) is seen at its largest.
+with the position (angles, linear biases) is seen at its largest. A graph whose step is one token
+reads them token by token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -16,6 +19,8 @@ from ..ir import Graph, Interpreter, Node, PagedState, Parameters, State, SymDim
 
 BLOCK = 16
 States = dict[str, Tensor | PagedState]
+Steps = list[dict[str, Tensor]]
+"""Inputs of each of several steps that follow each other."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +52,36 @@ def measured(tensor: Tensor) -> Observed | None:
 
 
 def observe(
-    graph: Graph, parameters: Parameters, inputs: Mapping[str, Tensor], states: States | None = None
+    graph: Graph, parameters: Parameters, steps: Steps, states: States | None = None
 ) -> dict[int, Observed]:
-    """Measurements of every floating-point result of one step, by the value's id."""
-    found: dict[int, Observed] = {}
+    """Measurements of every floating-point result over all steps, by the value's id."""
+    found: dict[int, list[Observed]] = {}
 
     def watch(node: Node, results: list[Tensor]) -> None:
         for value, tensor in zip(node.results, results, strict=True):
             if (seen := measured(tensor)) is not None:
-                found[id(value)] = seen
+                found.setdefault(id(value), []).append(seen)
 
-    Interpreter(graph, parameters, dict(states or {}), watch).run(inputs)
-    return found
+    runner = Interpreter(graph, parameters, dict(states or {}), watch)
+    for inputs in steps:
+        runner.run(inputs)
+    return {key: _joined(seen) for key, seen in found.items()}
 
 
-def prefill(
-    graph: Graph, sequences: Sequence[Sequence[int]], longest: int
-) -> tuple[dict[str, Tensor], States]:
-    """Inputs and empty states of one step that reads all sequences from their beginning.
+def _joined(seen: Sequence[Observed]) -> Observed:
+    """Of all steps, which weigh the same."""
+    return Observed(
+        min(s.low for s in seen),
+        max(s.high for s in seen),
+        sqrt(fmean(s.rms**2 for s in seen)),
+        all(s.finite for s in seen),
+    )
+
+
+def prefill(graph: Graph, sequences: Sequence[Sequence[int]], longest: int) -> tuple[Steps, States]:
+    """Inputs and empty states of steps that read all sequences from their beginning.
+
+    One step, but for a functional graph whose step is one token.
 
     Args:
         graph: with the functional or the streaming interface.
@@ -75,9 +92,13 @@ def prefill(
     positions = [torch.arange(a, a + len(s)) for a, s in zip(starts, sequences, strict=True)]
     tokens = [torch.tensor(s) for s in sequences]
     if any(v.name == "slots" for v in graph.inputs):
-        return _ragged(graph, tokens, positions)
-    step = {"tokens": torch.stack(tokens), "positions": torch.stack(positions)}
-    return step, {s.name: _empty(s, len(tokens)) for s in graph.states.values()}
+        step, pools = _ragged(graph, tokens, positions)
+        return [step], pools
+    whole = {"tokens": torch.stack(tokens), "positions": torch.stack(positions)}
+    size = 1 if graph.input("tokens").shape[-1] == 1 else len(tokens[0])
+    pieces = zip(*(v.split(size, 1) for v in whole.values()), strict=True)
+    steps = [dict(zip(whole, piece, strict=True)) for piece in pieces]
+    return steps, {s.name: _empty(s, len(tokens)) for s in graph.states.values()}
 
 
 def _empty(state: State, batch: int) -> Tensor:

@@ -1,8 +1,9 @@
 """Overflow localisation: which node exceeds a format first, even where a later op hides it.
 
 Two runs of the graph. The first in f32 measures every result: the first node, in order, whose
-finite values exceed the format is where a half-precision run breaks. The second rounds every
-result to the format and follows the infinities: where they end, and whether they reach the output.
+values exceed the format is where a half-precision run breaks. NaN and plus infinity exceed every
+format: there the model breaks in f32 already. The second rounds every result to the format and
+follows the infinities: where they end, and whether they reach the output.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from torch import Tensor
 
 from ..ir import DType, Graph, Interpreter, Node, Parameters, parse_graph, print_graph
 from .formats import FORMATS
-from .observe import States
+from .observe import States, Steps
 
 SENTINEL = 1e38
 """Masks are filled with f32's own limit or with infinity: such elements are not values."""
 
-Feed = Callable[[Graph], tuple[dict[str, Tensor], States]]
+Feed = Callable[[Graph], tuple[Steps, States]]
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class Overflow:
 
     Args:
         value: the result's name; `op` made it in module `scope`.
-        largest: largest magnitude in f32.
-        elements: how many of `total` exceed the format.
+        largest: largest finite magnitude in f32.
+        elements: how many of `total` exceed the format, in the worst step.
+        broken: how many of them are NaN or infinite in f32 already.
     """
 
     value: str
@@ -39,6 +41,7 @@ class Overflow:
     largest: float
     elements: int
     total: int
+    broken: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,34 +66,39 @@ def locate(graph: Graph, parameters: Parameters, target: DType, feed: Feed) -> O
 
     Args:
         graph: at any level; the traced one shows the inside of norms and softmax.
-        feed: inputs and states of one step of the graph it is given.
+        feed: inputs of steps, and states, of the graph it is given.
     """
-    found: list[Overflow] = []
-    count = 0
+    found: dict[str, Overflow] = {}
+    seen: set[str] = set()
 
     def measure(node: Node, results: list[Tensor]) -> None:
-        nonlocal count
         for value, tensor in zip(node.results, results, strict=True):
             if tensor.is_floating_point():
-                count += 1
-                if (over := _exceeding(value.name, node, tensor, target)) is not None:
-                    found.append(over)
+                seen.add(value.name)
+                over = _exceeding(value.name, node, tensor, target)
+                worst = found.get(value.name)
+                if over and (worst is None or over.elements > worst.elements):
+                    found[value.name] = over
 
-    inputs, states = feed(graph)
-    Interpreter(graph, parameters, dict(states), measure).run(inputs)
+    steps, states = feed(graph)
+    runner = Interpreter(graph, parameters, dict(states), measure)
+    for inputs in steps:
+        runner.run(inputs)
     if not found:
-        return OverflowReport(count, (), (), False)
-    return OverflowReport(count, tuple(found), *_consequences(graph, parameters, target, feed))
+        return OverflowReport(len(seen), (), (), False)
+    order = [found[v.name] for n in graph.nodes for v in n.results if v.name in found]
+    return OverflowReport(len(seen), tuple(order), *_consequences(graph, parameters, target, feed))
 
 
 def _exceeding(name: str, node: Node, tensor: Tensor, target: DType) -> Overflow | None:
     size = tensor.abs()
+    broken = int((torch.isnan(tensor) | (tensor == torch.inf)).sum())
     kept = size[size < SENTINEL]
-    over = kept > FORMATS[target].largest
-    if not bool(over.any()):
+    count = broken + int((kept > FORMATS[target].largest).sum())
+    if not count:
         return None
-    count = int(over.sum())
-    return Overflow(name, node.op, node.scope, float(kept.max()), count, tensor.numel())
+    largest = float(kept.max()) if kept.numel() else 0.0
+    return Overflow(name, node.op, node.scope, largest, count, tensor.numel(), broken)
 
 
 def _consequences(
@@ -104,13 +112,15 @@ def _consequences(
     def follow(node: Node, results: list[Tensor]) -> None:
         hit = any(id(o) in broken for o in node.operands)
         for value, tensor in zip(node.results, results, strict=True):
+            broken.discard(id(value))  # of an earlier step
             if _is_broken(tensor):
                 broken.add(id(value))
             elif hit:
                 absorbed[node.op, node.scope] = None
 
-    inputs, states = feed(low)
-    outputs = Interpreter(low, parameters, dict(states), follow).run(inputs)
+    steps, states = feed(low)
+    runner = Interpreter(low, parameters, dict(states), follow)
+    outputs = [tensor for inputs in steps for tensor in runner.run(inputs)]
     return tuple(absorbed), any(_is_broken(t) for t in outputs)
 
 

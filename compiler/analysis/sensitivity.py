@@ -306,6 +306,7 @@ STEPS: dict[str, Through] = {
     **dict.fromkeys(("index_select", "gather", "scatter", "tril", "triu", "kv_append"), _pass),
     "matmul": _end,
     "linear": _except(2),
+    "qkv": _end,
     "linear_residual": _except(2),
     "gated_mlp": _except(4),
     "route": _discrete,

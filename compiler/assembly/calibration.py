@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from torch import Tensor
-
 from ...errors import ExitCode, SpikeError
-from ..analysis import Observed, States, observe, prefill
+from ..analysis import Observed, States, Steps, observe, prefill
 from ..frontend.checkpoint import Checkpoint
 from ..golden import text_windows
 from ..ir import Graph
@@ -33,10 +31,8 @@ def text_of(path: Path | None) -> str:
     return text
 
 
-def feed(
-    graph: Graph, checkpoint: Checkpoint, text: str, longest: int
-) -> tuple[dict[str, Tensor], States]:
-    """Inputs and empty states of one step of the graph that reads the text, cut into windows."""
+def feed(graph: Graph, checkpoint: Checkpoint, text: str, longest: int) -> tuple[Steps, States]:
+    """Inputs and empty states of steps of the graph that read the text, cut into windows."""
     vocab = graph.outputs[0].shape[-1]
     assert isinstance(vocab, int)
     size = min(WINDOW, longest)

@@ -14,6 +14,7 @@ def memory_report(graph: Graph, request: BuildRequest, max_seq_len: int) -> dict
 
     A full step has `max_num_tokens` tokens; with streaming, of `max_batch_size` sequences that ask
     for one row of logits each; without, of one sequence at the end of its cache, and every row.
+    A graph traced for steps of one token has one.
     """
     tokens = request.max_num_tokens
     if request.enable_streaming:
@@ -21,7 +22,8 @@ def memory_report(graph: Graph, request: BuildRequest, max_seq_len: int) -> dict
         blocks = -(-max_seq_len // request.tokens_per_block)
         sizes = {"T": tokens, "B": batch, "B1": batch + 1, "M": blocks, "R": batch}
     else:
-        tokens = min(tokens, max_seq_len)
+        stepwise = graph.input("tokens").shape[-1] == 1
+        tokens = 1 if stepwise else min(tokens, max_seq_len)
         sizes = {"B": 1, "S": tokens, "P": max_seq_len - tokens}
     try:
         plan = plan_memory(graph, sizes)

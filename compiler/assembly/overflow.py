@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor
-
 from ...passes.assign_precision import DTYPES
-from ..analysis import OverflowReport, States, locate
+from ..analysis import OverflowReport, States, Steps, locate
 from ..frontend.checkpoint import Checkpoint
 from ..frontend.import_model import import_model
 from ..ir import Graph
@@ -34,7 +32,7 @@ def find_overflow(
     graph = import_model(checkpoint, max_positions=longest)
     progress.phase("run")
 
-    def read(graph: Graph) -> tuple[dict[str, Tensor], States]:
+    def read(graph: Graph) -> tuple[Steps, States]:
         return feed(graph, checkpoint, text, longest)
 
     return locate(graph, checkpoint.load, DTYPES[dtype], read)

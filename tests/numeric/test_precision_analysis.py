@@ -83,7 +83,14 @@ def _grow(builder: Builder, rng: np.random.Generator, pool: list[Value]) -> Valu
 
 def _fused(builder: Builder, rng: np.random.Generator, x: Value) -> Value:
     emit = builder.emit
-    pick = rng.integers(5)
+    pick = rng.integers(6)
+    if pick == 5:
+        three = [_weight(builder, rng, WIDTH, WIDTH) for _ in range(3)]
+        biases = [_weight(builder, rng, WIDTH) for _ in range(3)] if rng.random() < 0.5 else []
+        node = builder.node("qkv", [x, *three, *biases])
+        builder.graph.nodes.append(node)
+        q, k, v = node.results
+        return emit("add", [emit("sub", [q, k]), v])
     if pick == 0:
         return emit("rms_norm", [x, _weight(builder, rng, WIDTH)], eps=1e-5)
     if pick == 1:
@@ -95,7 +102,10 @@ def _fused(builder: Builder, rng: np.random.Generator, x: Value) -> Value:
         gate, up = (_weight(builder, rng, 12, WIDTH) for _ in range(2))
         kinds = ["silu", "gelu_tanh", "gelu_erf", "relu", "relu2"]
         down = _weight(builder, rng, WIDTH, 12)
-        return emit("gated_mlp", [x, gate, up, down], activation=str(rng.choice(kinds)))
+        biases = [_weight(builder, rng, n) for n in (12, 12, WIDTH)] if rng.random() < 0.5 else []
+        kind = str(rng.choice(kinds))
+        operands = [x, gate, up, down, *biases]
+        return emit("gated_mlp", operands, activation=kind, biases=bool(biases))
     heads = [emit("reshape", [x], shape=(1, 2, 4, 4)) for _ in range(3)]
     out = emit("attention", heads, scale=0.5)
     return emit("reshape", [out], shape=(4, 8))
@@ -137,6 +147,21 @@ def _within(value: Value, found: Tensor, bound: Bound) -> None:
     assert rows <= bound.norm * (1 + ROUNDING) + ROUNDING, (value, value.node)
 
 
+@pytest.mark.parametrize("activation", ["silu", "relu2"])
+def test_biases_inside_a_gated_mlp_count(activation: str) -> None:
+    """Gate and up are their biases alone here, and the product is far beyond any one of them."""
+    graph = Graph("biases", Level.FUSED)
+    builder = Builder(graph)
+    x = builder.input("x", TensorType(DType.F32, (2, WIDTH)))
+    weights = [builder.data(n, np.ones((WIDTH, WIDTH), np.float32)) for n in ("g", "u", "d")]
+    biases = [builder.data(f"b{n}", np.full(WIDTH, 100, np.float32)) for n in ("g", "u", "d")]
+    y = builder.emit("gated_mlp", [x, *weights, *biases], activation=activation, biases=True)
+    graph.outputs = [y]
+    (found,) = Interpreter(graph, lambda name: x).run({"x": torch.zeros(2, WIDTH)})
+    bound = intervals(graph, Weights(None), 8, {"x": Bound(0.0, 0.0, 0.0)})[id(y)]
+    assert 8e4 < found.max() <= bound.high < 100 * found.max()
+
+
 def test_every_op_has_both_rules() -> None:
     moved = {n for n, o in OPS.items() if o.kind is Kind.SHAPE}
     sources = {"arange", "full", "embedding"}
@@ -148,7 +173,7 @@ def test_every_op_has_both_rules() -> None:
 def _certified(text: str, target: DType = DType.F16, **inputs: Tensor) -> dict[str, object]:
     """Decision by value name; observed on the given inputs."""
     graph = parse_graph(text)
-    seen = observe(graph, lambda name: torch.zeros(0), inputs)
+    seen = observe(graph, lambda name: torch.zeros(0), [inputs])
     analysis = Analysis(graph, Evidence(None, seen, 8192))
     return {c.value: c for c in analysis.certificates(graph, target)}
 
@@ -273,14 +298,24 @@ graph hides traced {
 
 def test_an_overflow_that_a_later_op_absorbs_is_named() -> None:
     x = torch.linspace(0.5, 4.0, 8).reshape(2, 4)
-    report = locate(parse_graph(OVERFLOW), lambda name: x, DType.F16, lambda g: ({"x": x}, {}))
+    report = locate(parse_graph(OVERFLOW), lambda name: x, DType.F16, lambda g: ([{"x": x}], {}))
     first = report.found[0]
     assert (first.value, first.scope, first.elements) == ("gate", "model.layers.3.mlp", 6)
     assert first.largest == pytest.approx(200000.0)
     assert report.absorbed == (("tanh", "model.layers.3.mlp"),)
     assert not report.reaches_output
-    calm = locate(parse_graph(OVERFLOW), lambda name: x, DType.BF16, lambda g: ({"x": x}, {}))
+    calm = locate(parse_graph(OVERFLOW), lambda name: x, DType.BF16, lambda g: ([{"x": x}], {}))
     assert calm.found == ()
+
+
+def test_what_is_not_finite_in_f32_is_no_clean_bill() -> None:
+    x = torch.ones(2, 4)
+    x[1, 2] = math.nan
+    report = locate(parse_graph(OVERFLOW), lambda name: x, DType.BF16, lambda g: ([{"x": x}], {}))
+    assert (report.found[0].value, report.found[0].broken, report.found[0].elements) == (
+        "gate", 1, 1,
+    )  # fmt: skip
+    assert report.reaches_output
 
 
 def test_formats_are_those_of_torch() -> None:
