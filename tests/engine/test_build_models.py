@@ -23,6 +23,7 @@ from transformers import (
     BloomConfig,
     DeepseekV3Config,
     FalconConfig,
+    GPT2Config,
     LlamaConfig,
     Phi3Config,
 )
@@ -193,6 +194,9 @@ SMALL = {
 }
 STRUCTURES = {
     "ALiBi": BloomConfig(vocab_size=256, hidden_size=64, n_layer=2, n_head=4),
+    "packed biases": GPT2Config(
+        vocab_size=256, n_embd=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2
+    ),
     "MLP biases": LlamaConfig(
         **SMALL, intermediate_size=96, num_key_value_heads=2, mlp_bias=True, attention_bias=True
     ),
