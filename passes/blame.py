@@ -11,7 +11,7 @@ works for every one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -19,6 +19,7 @@ from ..compiler.ir import (
     Constant,
     DType,
     Graph,
+    Interpreter,
     Node,
     PagedState,
     Shape,
@@ -40,6 +41,7 @@ from .scenarios import (
     Scenario,
     States,
     Tensor,
+    copied,
     in_token_order,
     is_ragged,
     run,
@@ -137,6 +139,27 @@ def find_blame(
         if blame is not None:
             return blame
     return None
+
+
+def tie_flipped(blame: Blame, parameters: Parameters) -> bool:
+    """Whether a choice (of experts, say) differs only because of what it was computed from.
+
+    That differs by what is allowed, since it is not to blame; a near tie then falls to the other
+    side. On equal inputs both pieces choose alike, and the pass rounded no input of the choice.
+    """
+    node = blame.after.graph.outputs[0].node
+    if blame.before is None or node is None or all(r.dtype.is_float for r in node.results):
+        return False
+    if any(isinstance(o, Value) and o.precision is not None for o in node.operands):
+        return False
+    after = replace(blame.after, inputs=blame.before.inputs)
+    results = [_replayed(piece, parameters) for piece in (blame.before, after)]
+    return difference(*results) == 0.0
+
+
+def _replayed(piece: Piece, parameters: Parameters) -> Tensor:
+    runner = Interpreter(piece.graph, parameters, copied(piece.states))
+    return piece.view.of(runner.run(piece.inputs)[0])
 
 
 class _Side:
