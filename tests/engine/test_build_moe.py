@@ -153,3 +153,14 @@ def test_q4_k_m_of_experts(tmp_path: Path) -> None:
         alone = [engine.complete(p, max_tokens=8).token_ids for p in prompts]
         together = [c.token_ids for c in engine.generate_batch(prompts, max_tokens=8)]
     assert together == alone
+
+
+def test_half_precision_that_flips_a_near_tie_is_no_wrong_pass(tmp_path: Path) -> None:
+    """Rounding moves two experts' scores past each other: validation goes on from the choice."""
+    source("qwen2_moe", tmp_path / "model")
+    result = built(tmp_path, enable_streaming=True, dtype="float16", verify_passes=True)
+    (report,) = (r for r in result.reports if r.name == "assign-precision")
+    validated = report.facts["validated"]
+    assert isinstance(validated, dict)
+    assert validated["scenarios with another choice"] == ["long cache"]
+    assert validated["largest relative difference"] <= validated["limit"] == 0.03
