@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from spikeinfer import ExitCode, SpikeEngine, SpikeError
+from spikeinfer.compiler.assembly.calibration import LONGEST_TEXT, text_of
 from spikeinfer.compiler.frontend.checkpoint import Checkpoint
 from spikeinfer.compiler.ir import Graph, Interpreter, parse_graph
 from spikeinfer.console import inspect
@@ -173,6 +174,12 @@ def test_other_text_by_calibration(tmp_path: Path) -> None:
     with pytest.raises(SpikeError) as caught:
         half(LLAMA, tmp_path / "c", "float16", calibration=tmp_path / "missing.txt")
     assert (caught.value.code, caught.value.exit_code) == ("SPK816", ExitCode.BAD_INPUT)
+
+
+def test_of_a_large_text_only_the_beginning_is_read(tmp_path: Path) -> None:
+    text = tmp_path / "large.txt"
+    text.write_text("word " * 1_000_000)
+    assert len(text_of(text)) == LONGEST_TEXT
 
 
 def test_default_engines_have_no_casts(tmp_path: Path) -> None:
