@@ -138,7 +138,7 @@ def build(
 def run_engine(
     engine: Annotated[Path, typer.Argument(metavar="ENGINE", help="Engine, or a checkpoint.")],
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="Text; - or a pipe reads stdin.")
+        str | None, typer.Argument(metavar="PROMPT", help="Text; - or a pipe reads stdin.")
     ] = None,
     chat: Annotated[
         bool | None, Flag(help="Use the chat template (default: if the engine has one).")
@@ -261,7 +261,7 @@ def golden_diff(
 
 @app.command()
 def explain(
-    code: Annotated[str | None, typer.Argument(metavar="[CODE]", help="SPK104, or 104.")] = None,
+    code: Annotated[str | None, typer.Argument(metavar="CODE", help="SPK104, or 104.")] = None,
     json: Json = False,
 ) -> None:
     """Explain an error code; without one, list them all."""
