@@ -81,9 +81,10 @@ class ValidatePasses(Observer):
                 what = f"relative difference {worst:.3g}, allowed {limit:.3g}"
                 raise self._changed(step, name, limit, what)
             flipped.append(name)
-        report.facts["validated"] = {"largest relative difference": largest, "limit": limit}
+        found: dict[str, object] = {"largest relative difference": largest, "limit": limit}
         if flipped:  # compared up to a choice between near equals only
-            report.facts["validated"] |= {"scenarios with another choice": flipped}
+            found["scenarios with another choice"] = flipped
+        report.facts["validated"] = found
 
     def _run(self, graph: Graph, name: str) -> list[Tensor]:
         # A copy: the interpreter binds values by identity and a pass may be half-way rewritten.
