@@ -155,9 +155,12 @@ def test_the_right_pass_and_rewrite_are_blamed(capsys: pytest.CaptureFixture[str
 
 
 def test_reproductions_show_the_difference() -> None:
-    """Faults of storage, roles and kernels have none: no number differs."""
+    """Faults of storage, roles and kernels have none: no number differs.
+
+    Nor has a weight at another one's place in fuse-qkv: its role tells before numbers are compared.
+    """
     placed = [v.fault.step for v in _verdicts() if v.reproduced is None]
-    assert set(placed) <= {"assign-roles", "assign-storage", "assign-kernels", ""}
+    assert set(placed) <= {"fuse-qkv", "assign-roles", "assign-storage", "assign-kernels", ""}
     failed = [f"{v.fault.step}: {v.fault.name}" for v in _verdicts() if v.reproduced is False]
     assert not failed
 
