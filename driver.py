@@ -106,7 +106,7 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     tell.phase("trace")
     graph = import_model(checkpoint, max_positions=longest, streaming=request.enable_streaming)
     tell.phase("passes", sum(len(p.passes) for p in phases), "passes")
-    watch = _Watch(request, graph, checkpoint, tell)
+    watch = _Watch(request, graph, checkpoint, longest, tell)
     reports = run_pipeline(graph, phases, watch)
     memory = memory_report(graph, request, longest)
     return _Build(request, checkpoint, quantization, storage, graph, memory, reports)
@@ -130,14 +130,18 @@ class _Watch(Observer):
     """Progress, `--dump-ir` and `--verify-passes` around every pass."""
 
     def __init__(
-        self, request: BuildRequest, graph: Graph, checkpoint: Checkpoint, tell: Progress
+        self,
+        request: BuildRequest,
+        graph: Graph,
+        checkpoint: Checkpoint,
+        longest: int,
+        tell: Progress,
     ) -> None:
         self.tell, self.streaming = tell, request.enable_streaming
         self.watchers: list[Observer] = []
         if request.dump_ir is not None:
             self.watchers.append(DumpIr(request.dump_ir, graph))
         if request.verify_passes:
-            longest = sequence_limit(request, checkpoint)
             self.watchers.append(
                 ValidatePasses(checkpoint.load, longest, repro=_repro_directory(request))
             )

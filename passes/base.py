@@ -22,6 +22,10 @@ class NearMiss:
     reason: str
 
 
+class Refusal(ValueError):
+    """Why a place that a pass nearly rewrites stays as it is: the reason of a near miss."""
+
+
 @dataclass
 class PassReport:
     """What one run of a pass did.

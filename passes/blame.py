@@ -43,7 +43,6 @@ from .scenarios import (
     Tensor,
     copied,
     in_token_order,
-    is_ragged,
     run,
 )
 
@@ -168,7 +167,7 @@ class _Side:
         # A copy: the interpreter binds values by identity and a pass may be half-way rewritten.
         self.graph = parse_graph(print_graph(graph))
         self.values = {v.name: v for v in self.graph.values()}
-        self.ragged = is_ragged(self.graph)
+        self.ragged = self.graph.is_ragged
         self.records: list[Record] = []
         run(self.graph, parameters, scenario, seed, self.records)
 

@@ -44,7 +44,7 @@ import torch
 from ..compiler.ir import Attr, Graph, Level, Node, Operand, Shape, Value, attribute, evaluate_dim
 from ..compiler.ir.rules import shape_of
 from .attention_mask import MaskTerm, UnknownMaskError, Visibility, classify
-from .base import NearMiss, Pass, PassReport
+from .base import NearMiss, Pass, PassReport, Refusal
 from .match import (
     Match,
     is_last_axis,
@@ -64,10 +64,6 @@ _CAPPED = op("tanh", op("div", var("scores"), number("cap")))
 _CAPPED_BY_FACTOR = op("tanh", op("mul", var("scores"), number("factor")))
 _SOFTCAPS = (op("mul", _CAPPED, number("cap")), op("mul", _CAPPED_BY_FACTOR, number("cap")))
 _LAYOUT = frozenset(("reshape", "transpose", "expand", "cast"))
-
-
-class Refusal(ValueError):
-    """Why a softmax is not the softmax of an attention that the op can say."""
 
 
 @dataclass

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..compiler.ir import Attr, Constant, Graph, Level, Node, Operand, attribute
-from .base import NearMiss, Pass, PassReport
+from .base import NearMiss, Pass, PassReport, Refusal
 from .cost import traffic
 from .match import (
     Match,
@@ -65,10 +65,6 @@ _CHANGES = {
     "mul": "is scaled, which gated_mlp cannot say",
     "add": "is shifted, which gated_mlp cannot say",
 }
-
-
-class Refusal(ValueError):
-    """Why a gated product is no gated MLP that the op can say."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ from ..compiler.ir import (
     Value,
     attribute,
 )
-from .base import NearMiss, Pass, PassReport
+from .base import NearMiss, Pass, PassReport, Refusal
 from .match import Match, is_last_axis, match, number, op, orders, producer, same, show, var
 from .raise_gated_mlp import ACTIVATIONS
 from .rewrite import Rewriter, common_scope
@@ -71,10 +71,6 @@ _CLAMPED = op(
     op("add", _U, 1),
     op("mul", _G, op("sigmoid", op("mul", _G, number("alpha")))),
 )
-
-
-class Refusal(ValueError):
-    """Why a sum over experts is no mixture that the op can say."""
 
 
 @dataclass(frozen=True)

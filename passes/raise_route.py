@@ -55,7 +55,7 @@ from ..compiler.ir import (
     Value,
     attribute,
 )
-from .base import NearMiss, Pass, PassReport
+from .base import NearMiss, Pass, PassReport, Refusal
 from .match import (
     LAST,
     Match,
@@ -76,10 +76,6 @@ _W = var("weights")
 _SUM = op("sum", _W, axis=LAST, keepdim=True)
 _CORRECTED = op("add", var("scores"), var("correction"))
 _MASKED = op("where", op("logical_not", var("kept")), number("fill"), var("choice"))
-
-
-class Refusal(ValueError):
-    """Why a choice of experts is not one that the op can say."""
 
 
 @dataclass(frozen=True)

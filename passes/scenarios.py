@@ -93,11 +93,6 @@ class Record:
     failed: tuple[Node, str] | None = None
 
 
-def is_ragged(graph: Graph) -> bool:
-    """Whether the graph takes flat tokens and paged states."""
-    return any(v.name == "slots" for v in graph.inputs)
-
-
 def embedding_tables(graph: Graph) -> frozenset[str]:
     """The parameters that embeddings read: the adversarial ones."""
     tables = [n.operands[0] for n in graph.nodes if n.op == "embedding"]
@@ -139,7 +134,7 @@ def run(
         for s in scenario.feeds
     ]
     drive = _Drive(graph, parameters, scenario.feeds, tokens, seed, records)
-    rows = drive.ragged() if is_ragged(graph) else drive.functional()
+    rows = drive.ragged() if graph.is_ragged else drive.functional()
     return [torch.cat(r) if r else torch.empty(0, width) for r in rows]
 
 
@@ -155,14 +150,14 @@ class _Drive:
     def functional(self) -> list[list[Tensor]]:
         """One sequence after the other, batch 1."""
         logits: list[list[Tensor]] = [[] for _ in self.feeds]
-        stepwise = self.graph.input("tokens").shape[-1] == 1  # a step is one token
         for index, feed in enumerate(self.feeds):
             runner = Interpreter(
                 self.graph,
                 self.parameters,
                 {s.name: self._functional_state(s, index) for s in self.graph.states.values()},
             )
-            spans = [(t, t + 1) for t in range(sum(feed.chunks))] if stepwise else _spans(feed)
+            single = [(t, t + 1) for t in range(sum(feed.chunks))]
+            spans = single if self.graph.is_stepwise else _spans(feed)
             for step, (start, end) in enumerate(spans):
                 if start == end:
                     continue

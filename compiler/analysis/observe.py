@@ -91,11 +91,11 @@ def prefill(graph: Graph, sequences: Sequence[Sequence[int]], longest: int) -> t
     starts = [0 if i % 2 == 0 else max(0, longest - len(s)) for i, s in enumerate(sequences)]
     positions = [torch.arange(a, a + len(s)) for a, s in zip(starts, sequences, strict=True)]
     tokens = [torch.tensor(s) for s in sequences]
-    if any(v.name == "slots" for v in graph.inputs):
+    if graph.is_ragged:
         step, pools = _ragged(graph, tokens, positions)
         return [step], pools
     whole = {"tokens": torch.stack(tokens), "positions": torch.stack(positions)}
-    size = 1 if graph.input("tokens").shape[-1] == 1 else len(tokens[0])
+    size = 1 if graph.is_stepwise else len(tokens[0])
     pieces = zip(*(v.split(size, 1) for v in whole.values()), strict=True)
     steps = [dict(zip(whole, piece, strict=True)) for piece in pieces]
     return steps, {s.name: _empty(s, len(tokens)) for s in graph.states.values()}

@@ -22,8 +22,7 @@ def memory_report(graph: Graph, request: BuildRequest, max_seq_len: int) -> dict
         blocks = -(-max_seq_len // request.tokens_per_block)
         sizes = {"T": tokens, "B": batch, "B1": batch + 1, "M": blocks, "R": batch}
     else:
-        stepwise = graph.input("tokens").shape[-1] == 1
-        tokens = 1 if stepwise else min(tokens, max_seq_len)
+        tokens = 1 if graph.is_stepwise else min(tokens, max_seq_len)
         sizes = {"B": 1, "S": tokens, "P": max_seq_len - tokens}
     try:
         plan = plan_memory(graph, sizes)

@@ -184,6 +184,16 @@ class Graph:
         """Values that must stay alive: outputs and the states' outputs."""
         return self.outputs + [s.output for s in self.states.values() if s.output is not None]
 
+    @property
+    def is_ragged(self) -> bool:
+        """Whether it has the streaming interface: flat tokens, paged states."""
+        return any(v.name == "slots" for v in self.inputs)
+
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether a step is one token of each sequence."""
+        return self.input("tokens").shape[-1] == 1
+
     def input(self, name: str) -> Value:
         """The graph input of that name; KeyError names it."""
         for value in self.inputs:
