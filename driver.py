@@ -25,7 +25,7 @@ from .compiler.assembly.settings import (
     sequence_limit,
 )
 from .compiler.assembly.tokenizer import compact_tokenizer
-from .compiler.assembly.weights import total_bytes, write_weights
+from .compiler.assembly.weights import Ready, nothing_ready, total_bytes, write_weights
 from .compiler.backends import emit_onnx
 from .compiler.engine import EngineConfig, EngineWriter, Evidence, Manifest
 from .compiler.engine.manifest import MODEL, WEIGHTS
@@ -70,6 +70,7 @@ class _Build:
     graph: Graph
     memory: Mapping[str, object]
     reports: list[PassReport] = field(default_factory=list)
+    ready: Ready = nothing_ready
 
 
 def build(request: BuildRequest, progress: Progress | None = None) -> BuildResult:
@@ -178,7 +179,7 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         writer.require_space(size + SPARE)
         tell.phase("weights", size, "bytes")
         with writer.weights() as weights:
-            stored = write_weights(graph, checkpoint, weights, request.workers, tell)
+            stored = write_weights(graph, checkpoint, weights, request.workers, tell, work.ready)
         tell.phase("engine")
         rows = {s.name: row_bytes(s) for s in graph.states.values() if s.kind == "kv"}
         model = emit_onnx(graph, stored, WEIGHTS, rows, request.tokens_per_block)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from ...errors import ExitCode, SpikeError
 from ...passes.assign_kernels import AssignKernels
@@ -16,18 +17,29 @@ from ...passes.pipeline import configure, default_pipeline
 from ..backends import KERNEL_NAMES
 from ..frontend.checkpoint import Checkpoint
 from ..ir import Constant, Graph, print_graph
-from ..quantize import ModelFacts, Quantization, Role, StoragePlan, TensorSpec, plan
+from ..quantize import Given, ModelFacts, Quantization, Role, StoragePlan, TensorSpec, plan
 from .calibration import observer
 from .request import BuildRequest
 
 STREAMING_ONLY = ("alias-kv", "flatten-tokens", "select-logit-rows")
 
 
+GivenFormat: TypeAlias = Callable[[Constant], Given | None]
+"""The format of a matrix that is settled before the quantisation's rules: None if it isn't."""
+
+
+def nothing_given(_: Constant) -> Given | None:
+    """The rules decide about every matrix."""
+    return None
+
+
 class Storage:
     """The quantisation's rules as a policy for assign-storage; keeps the plan for the report."""
 
-    def __init__(self, quantization: Quantization, model: ModelFacts) -> None:
-        self.quantization, self.model = quantization, model
+    def __init__(
+        self, quantization: Quantization, model: ModelFacts, given: GivenFormat = nothing_given
+    ) -> None:
+        self.quantization, self.model, self.given = quantization, model, given
         self.plan: StoragePlan | None = None
 
     def __call__(self, matrices: Sequence[Constant]) -> Mapping[str, str]:
@@ -36,7 +48,8 @@ class Storage:
             TensorSpec(c.name, Role(c.role), tuple(d for d in c.shape if isinstance(d, int)))
             for c in matrices
         ]
-        self.plan = plan(self.quantization, specs, self.model)
+        settled = {c.name: given for c in matrices if (given := self.given(c))}
+        self.plan = plan(self.quantization, specs, self.model, settled)
         return self.plan.formats
 
 

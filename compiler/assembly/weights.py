@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from math import prod
+from typing import TypeAlias
 
 import torch
 from onnx import TensorProto
@@ -11,10 +13,18 @@ from ..backends import StoredTensor
 from ..engine import WeightsWriter
 from ..frontend.checkpoint import Checkpoint
 from ..ir import Constant, Graph
-from ..quantize import store, stored_bytes
+from ..quantize import Blocks, store, store_blocks, stored_bytes
 from .progress import Progress
 
 ARRAY = "array"
+
+Ready: TypeAlias = Callable[[Constant], Blocks | None]
+"""The blocks of a constant that exist already, in the format that its storage plan names."""
+
+
+def nothing_ready(_: Constant) -> Blocks | None:
+    """Every constant is quantised on the way to the disk."""
+    return None
 
 
 def write_weights(
@@ -23,6 +33,7 @@ def write_weights(
     writer: WeightsWriter,
     threads: int,
     progress: Progress,
+    ready: Ready = nothing_ready,
 ) -> dict[str, StoredTensor]:
     """Quantises, packs and writes every parameter of the graph; where each one lies.
 
@@ -40,13 +51,21 @@ def write_weights(
             shape=shape(const),
             role=const.role,
             parameters=(const.parameter,),
-            chunks=store(
-                _values(const, checkpoint), _format(const), name=const.parameter, threads=threads
-            ),
+            chunks=_chunks(const, checkpoint, threads, ready(const)),
         )
         progress.advance(spec.bytes)
         stored[const.name] = _location(const, spec.offset, spec.bytes)
     return stored
+
+
+def _chunks(
+    const: Constant, checkpoint: Checkpoint, threads: int, blocks: Blocks | None
+) -> Iterator[memoryview]:
+    if blocks is not None:
+        assert blocks.format == const.format, (const.name, blocks.format, const.format)
+        return store_blocks(blocks)
+    name = const.parameter or const.name
+    return store(_values(const, checkpoint), _format(const), name=name, threads=threads)
 
 
 def parameters(graph: Graph) -> list[Constant]:

@@ -8,13 +8,16 @@ store.py    quantise and pack, streaming
 from __future__ import annotations
 
 from .names import Quantization
-from .plan import Choice, StoragePlan, TensorSpec, plan, stored_bytes
+from .plan import Choice, Given, StoragePlan, TensorSpec, plan, stored_bytes
 from .policy import ModelFacts
+from .ready import Blocks, store_blocks
 from .roles import Role
 from .store import store
 
 __all__ = [
+    "Blocks",
     "Choice",
+    "Given",
     "ModelFacts",
     "Quantization",
     "Role",
@@ -22,5 +25,6 @@ __all__ = [
     "TensorSpec",
     "plan",
     "store",
+    "store_blocks",
     "stored_bytes",
 ]

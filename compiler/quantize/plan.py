@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import cast
@@ -29,6 +29,14 @@ class TensorSpec:
     role: Role
     shape: tuple[int, ...]
     layer: int | None = None
+
+
+@dataclass(frozen=True)
+class Given:
+    """A format that is settled before the rules are asked: `why` says by what."""
+
+    format: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -98,14 +106,20 @@ class StoragePlan:
 
 
 def plan(
-    quantization: Quantization, tensors: Sequence[TensorSpec], model: ModelFacts
+    quantization: Quantization,
+    tensors: Sequence[TensorSpec],
+    model: ModelFacts,
+    given: Mapping[str, Given] | None = None,
 ) -> StoragePlan:
-    """Choose every tensor's format. Deterministic; depends on roles and shapes, never on names."""
+    """Choose every tensor's format: as `given` for its name, else by role and shape."""
     positions = _positions(tensors, model)
     choices = []
     for tensor, (index, count) in zip(tensors, positions, strict=True):
         case = Case(tensor.role, tensor.shape[-1], index, count, model)
-        format, why, fallback = choose(quantization, case, len(tensor.shape))
+        if given and tensor.name in given:
+            format, why, fallback = given[tensor.name].format, given[tensor.name].why, ""
+        else:
+            format, why, fallback = choose(quantization, case, len(tensor.shape))
         size = stored_bytes(format, tensor.shape)
         choices.append(Choice(tensor.name, tensor.role, tensor.shape, format, why, fallback, size))
     return StoragePlan(quantization, tuple(choices))
