@@ -139,19 +139,20 @@ def _open_session_and_codec(
     directory: EngineDirectory, options: LoadOptions
 ) -> tuple[Session, TextCodec | None]:
     """Both at once: `tokenizers` holds the interpreter while it reads, ONNX Runtime doesn't."""
-    graph_reading = Event()
+    reading = Event()
 
-    def open_codec() -> TextCodec | None:
-        graph_reading.wait()
-        return TextCodec.open(directory.path)
-
-    with ThreadPoolExecutor(1) as beside:
-        codec = beside.submit(open_codec)
+    def open_session() -> Session:
         try:
-            session = _open_session(directory, options, graph_reading.set)
+            return _open_session(directory, options, reading.set)
         finally:
-            graph_reading.set()
-        return session, codec.result()
+            reading.set()
+
+    # The tokenizer here: it allocates much, which is slower in another thread's heap.
+    with ThreadPoolExecutor(1) as beside:
+        session = beside.submit(open_session)
+        reading.wait()
+        codec = TextCodec.open(directory.path)
+        return session.result(), codec
 
 
 def _open_session(

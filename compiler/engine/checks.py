@@ -18,7 +18,7 @@ from . import manifest as names
 from .config import FORMAT_VERSION, PAGE, EngineConfig
 from .cpu_features import missing_cpu_features
 from .manifest import FORMAT, FileEntry, Manifest, read_manifest
-from .schema import SchemaError, decode, parse
+from .schema import SchemaError, decoder, parse
 from .verify import hash_bytes
 
 T = TypeVar("T")
@@ -27,6 +27,8 @@ FAILED_NOTE = "FAILED.txt"
 """Stands in a directory that a failed build kept; says why it failed."""
 
 REBUILD = "Build it again with spike-build, or copy it again from where it came."
+
+_engine_config = decoder(EngineConfig)
 
 _MAX_JSON = 256 << 20
 """Largest config.json or manifest.json we read, in bytes: far above a 1000-layer model's."""
@@ -212,7 +214,7 @@ def _read_config(path: Path, fd: int, manifest: Manifest) -> EngineConfig:
         raise SpikeError(
             "SPK508", "engine", f"{path / names.CONFIG} was damaged or edited.", REBUILD
         )
-    config = _decoded(path, names.CONFIG, lambda: decode(EngineConfig, parse(text)))
+    config = _decoded(path, names.CONFIG, lambda: _engine_config(parse(text)))
     _decoded(path, names.CONFIG, lambda: _check_weights(config, manifest))
     return config
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from .config import FORMAT_VERSION
-from .schema import SchemaError, decode, encode
+from .schema import SchemaError, decoder, encode
 
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
@@ -86,13 +86,16 @@ def seal_manifest(
     return dataclasses.replace(open_manifest, manifest_sha256=digest)
 
 
+_manifest = decoder(Manifest)
+
+
 def read_manifest(data: object, text: bytes) -> Manifest:
     """The manifest of this format version that `parse(text)` gave, checked by its own hash.
 
     Raises:
         SchemaError: damaged, edited, or not a manifest.
     """
-    manifest = decode(Manifest, data)
+    manifest = _manifest(data)
     sealed = f'"manifest_sha256": "{manifest.manifest_sha256}"'.encode()
     unsealed = text.replace(sealed, b'"manifest_sha256": ""', 1)
     if hashlib.sha256(unsealed).hexdigest() != manifest.manifest_sha256:

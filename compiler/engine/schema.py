@@ -68,7 +68,12 @@ def decode(kind: type[T], data: object) -> T:
     Raises:
         SchemaError: an unknown or missing field, or a value of the wrong type.
     """
-    return typing.cast(T, _reader(typing.cast(Any, kind))(data))
+    return decoder(kind)(data)
+
+
+def decoder(kind: type[T]) -> Callable[[object], T]:
+    """`decode` for one kind, made ready: reading type hints takes longer than most decoding."""
+    return typing.cast(Callable[[object], T], _reader(typing.cast(Any, kind)))
 
 
 def parse(text: bytes) -> object:
