@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from . import __version__
 from .compiler.assembly.evidence import Scorers, limits, measure
+from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.memory import memory_report
 from .compiler.assembly.pipeline import DumpIr, Storage, passes_for, require_streaming
 from .compiler.assembly.progress import Progress
@@ -49,7 +50,10 @@ __all__ = ["BuildRequest", "BuildResult", "Progress", "build"]
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build gave. `manifest` is None for a dry run; `memory` as in the engine's report."""
+    """What a build gave; `memory` as in the engine's report.
+
+    A dry run has no `manifest`; `peak_memory` is its estimate of the build's resident bytes.
+    """
 
     output_dir: Path
     config: EngineConfig | None
@@ -59,6 +63,7 @@ class BuildResult:
     weight_bytes: int
     memory: Mapping[str, object]
     manifest: Manifest | None = None
+    peak_memory: int | None = None
 
 
 @dataclass
@@ -86,7 +91,10 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
     size = total_bytes(work.graph)
     if request.dry_run:
         plan, off = work.storage.plan, Evidence("off")
-        return BuildResult(request.output_dir, None, off, work.reports, plan, size, work.memory)
+        peak = peak_memory(work.graph, work.checkpoint)
+        return BuildResult(
+            request.output_dir, None, off, work.reports, plan, size, work.memory, peak_memory=peak
+        )
     return _assemble(work, work.storage.plan, size, tell)
 
 

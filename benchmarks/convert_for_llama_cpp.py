@@ -1,6 +1,6 @@
 """Runs llama.cpp's own converter on a checkpoint of ours, with the vocabulary given to it.
 
-    python benchmarks/convert_for_llama_cpp.py LLAMA_CPP_SOURCE CHECKPOINT OUT.gguf
+    python benchmarks/convert_for_llama_cpp.py LLAMA_CPP_SOURCE CHECKPOINT OUT.gguf [f32|bf16]
 
 The tensors are the converter's business alone. Vocabulary is not: it takes Gemma's from a
 `tokenizer.model`, which neither GGUF-born checkpoints nor random ones have. Comparisons feed token
@@ -46,7 +46,8 @@ def sentencepiece_vocabulary(model: Any) -> None:
 
 def main() -> None:
     """Import the converter from the source tree, give it the vocabulary, run its own main."""
-    source, checkpoint, out = sys.argv[1:]
+    source, checkpoint, out, *kind = sys.argv[1:]
+    dtype = kind[0] if kind else "f32"
     sys.path.insert(0, source)
     sys.path.insert(1, f"{source}/gguf-py")
     import conversion.base
@@ -58,7 +59,7 @@ def main() -> None:
         from conversion.llama import LlamaModel
 
         LlamaModel.set_vocab = conversion.base.TextModel._set_vocab_none
-    sys.argv = ["convert_hf_to_gguf.py", checkpoint, "--outfile", out, "--outtype", "f32"]
+    sys.argv = ["convert_hf_to_gguf.py", checkpoint, "--outfile", out, "--outtype", dtype]
     convert_hf_to_gguf.main()
 
 

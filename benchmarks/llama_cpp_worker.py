@@ -75,6 +75,7 @@ def quantise(command: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp's default mix of a type, from a float GGUF."""
     params = ll.llama_model_quantize_default_params()
     params.ftype = KINDS[command["kind"]]
+    params.nthread = command.get("threads", params.nthread)
     start = time.perf_counter()
     status = ll.llama_model_quantize(
         command["source"].encode(), command["out"].encode(), ctypes.byref(params)

@@ -68,14 +68,14 @@ def install(root: Path = ROOT) -> LlamaCpp:
     return peer
 
 
-def convert(peer: LlamaCpp, checkpoint: Path) -> Path:
-    """The checkpoint as a GGUF of float32, by llama.cpp's converter; cached."""
-    out = peer.root / "models" / f"{checkpoint.resolve().name}-f32.gguf"
+def convert(peer: LlamaCpp, checkpoint: Path, dtype: str = "f32") -> Path:
+    """The checkpoint as a GGUF of `dtype` (f32, bf16), by llama.cpp's converter; cached."""
+    out = peer.root / "models" / f"{checkpoint.resolve().name}-{dtype}.gguf"
     if not out.is_file():
         out.parent.mkdir(parents=True, exist_ok=True)
         work = out.with_suffix(".partial")
         script = [sys.executable, str(HERE / "convert_for_llama_cpp.py"), str(peer.source)]
-        subprocess.run([*script, str(checkpoint), str(work)], check=True)
+        subprocess.run([*script, str(checkpoint), str(work), dtype], check=True)
         work.rename(out)
     return out
 

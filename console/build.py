@@ -49,6 +49,7 @@ def outcome(request: BuildRequest, result: BuildResult, seconds: float) -> dict[
         "bits_per_weight": result.plan.bits_per_weight,
         "storage": result.plan.table(),
         "memory_plan": dict(result.memory),
+        "peak_memory": result.peak_memory,
         "passes": dict(_fired(result)),
         "golden": {
             "status": result.evidence.status,
@@ -128,9 +129,17 @@ def plan_text(request: BuildRequest, result: BuildResult) -> str:
             section("Passes", table(("Pass", "#Fired"), fired)),
             section("Near misses", table(("Pass", "Where", "Why not"), misses) if misses else ""),
             section("Memory of one step", memory_line(result.memory)),
+            section("Building", building_line(result)),
             f"Dry run of {Path(request.model).name}: {total}",
         ]
     )
+
+
+def building_line(result: BuildResult) -> str:
+    """What the build itself will take."""
+    peak = size(result.peak_memory or 0)
+    gate = "the golden gate comes on top: it holds the source in float32 (--golden off: none)"
+    return f"{peak} of memory at its peak, {size(result.weight_bytes)} of disk; {gate}"
 
 
 def _fired(result: BuildResult) -> Counter[str]:

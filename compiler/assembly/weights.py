@@ -37,7 +37,7 @@ def write_weights(
 ) -> dict[str, StoredTensor]:
     """Quantises, packs and writes every parameter of the graph; where each one lies.
 
-    Memory stays bounded by the largest tensor's stored pages and one chunk.
+    Memory stays bounded by one chunk and, where a parameter is stacked or split, that parameter.
 
     Raises:
         SpikeError: SPK403 for values that cannot be stored, SPK503/514 from the disk.
@@ -64,8 +64,15 @@ def _chunks(
     if blocks is not None:
         assert blocks.format == const.format, (const.name, blocks.format, const.format)
         return store_blocks(blocks)
+    return _quantised(const, checkpoint, threads)
+
+
+def _quantised(const: Constant, checkpoint: Checkpoint, threads: int) -> Iterator[memoryview]:
+    """Chunk by chunk; the source's pages are let go of behind it."""
     name = const.parameter or const.name
-    return store(_values(const, checkpoint), _format(const), name=name, threads=threads)
+    for chunk in store(_values(const, checkpoint), _format(const), name=name, threads=threads):
+        yield chunk
+        checkpoint.release()
 
 
 def parameters(graph: Graph) -> list[Constant]:

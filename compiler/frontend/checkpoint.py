@@ -27,6 +27,7 @@ Errors (each a `SpikeError`, exit code 3, before anything is written):
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -116,6 +117,25 @@ class Checkpoint:
         """
         stored = self.canonical(name)
         return self._plan.recipes[stored].run(self._files.tensor, self._skeleton)[stored]
+
+    def release(self) -> None:
+        """Let go of the mapped pages of all weights read so far: they would count as memory."""
+        for file in self._files.files.values():
+            file.release()
+
+    def loading_bytes(self, name: str) -> int:
+        """Memory that `load` takes beyond a mapping: the parameter's own and its sources' bytes.
+
+        0 for a tensor that is stored as it is.
+        """
+        stored = self.canonical(name)
+        recipe = self._plan.recipes[stored]
+        if recipe.converter is None:
+            return 0
+        entries = map(self._files.entry, recipe.names())
+        info = self.parameters[stored]
+        made: int = info.dtype.itemsize * math.prod(info.shape)
+        return made + sum(e.end - e.begin for e in entries)
 
     def canonical(self, name: str) -> str:
         """The one name that stands for all parameters with the same (tied) values."""

@@ -101,6 +101,11 @@ class SafetensorsFile:
         entry = self.tensors[name]
         return memoryview(self._mapped())[entry.begin : entry.end]
 
+    def release(self) -> None:
+        """Let go of the pages that were read; they are read again when a tensor needs them."""
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
             # Private and writable, because torch has no read-only tensors; NORESERVE keeps a file

@@ -12,9 +12,10 @@ from .plan import Choice, Given, StoragePlan, TensorSpec, plan, stored_bytes
 from .policy import ModelFacts
 from .ready import Blocks, store_blocks
 from .roles import Role
-from .store import store
+from .store import CHUNK_ELEMENTS, store
 
 __all__ = [
+    "CHUNK_ELEMENTS",
     "Blocks",
     "Choice",
     "Given",
