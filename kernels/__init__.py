@@ -1,6 +1,6 @@
 """Storage formats and CPU kernels: quantise, pack, and multiply by packed weights.
 
-Formats: ``f32 f16 bf16`` and GGUF's ``q8_0 q5_0 q4_k q6_k``. A matrix [N, K] exists as
+Formats: ``f32 f16 bf16`` and GGUF's ``q8_0 q5_0 q5_1 q4_0 q4_1 q2_k q3_k q4_k q5_k q6_k``. A matrix [N, K] exists as
 
 - *logical rows*: uint8 [N, row_bytes], byte for byte what a GGUF file holds;
 - *packed*: uint8 [packed_bytes], 16 rows interleaved for the kernels (docs/storage-formats.md).
@@ -40,7 +40,11 @@ __all__ = [
     "unpack",
 ]
 
-Format = Literal["f32", "f16", "bf16", "q8_0", "q5_0", "q4_k", "q6_k"]
+Format = Literal[
+    "f32", "f16", "bf16",
+    "q8_0", "q5_0", "q5_1", "q4_0", "q4_1",
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
+]  # fmt: skip
 FORMATS: tuple[Format, ...] = get_args(Format)
 Activation = Literal["silu", "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu2"]
 
@@ -134,16 +138,24 @@ def packed_bytes(fmt: Format, n: int, k: int) -> int:
     return _kernels.packed_bytes(fmt, n, k)
 
 
-def quantize(x: NDArray[np.float32], fmt: Format, threads: int = 0) -> NDArray[np.uint8]:
+def quantize(
+    x: NDArray[np.float32],
+    fmt: Format,
+    threads: int = 0,
+    importance: NDArray[np.float32] | None = None,
+) -> NDArray[np.uint8]:
     """x f32 [N, K] -> logical rows uint8 [N, row_bytes]; the same bytes for any `threads`.
 
-    `threads` 0 means one per CPU. The scale searches are llama.cpp's without importance matrix.
-    ValueError names row and column of a value that is NaN, infinite or too large for the format.
+    `threads` 0 means one per CPU. `importance` f32 [K] says how much the squared error of each
+    input channel counts (finite, not negative; the channel's mean square on calibration text). The
+    scale searches are llama.cpp's with and without an importance matrix; f32, f16, bf16 and q8_0
+    have nothing to weigh. ValueError names row and column of a value that is NaN, infinite or too
+    large for the format.
     """
     x = _float_matrix(x, "x")
     n, k = x.shape
     rows = np.empty((n, row_bytes(fmt, k)), np.uint8)
-    bad = _kernels.quantize(x, fmt, rows, threads)
+    bad = _kernels.quantize(x, fmt, rows, _importance(importance, k), threads)
     if bad is not None:
         row, column, value = bad
         limit = _kernels.largest_value(fmt)
@@ -330,6 +342,13 @@ def _optional(
     if x.dtype != np.float32 or x.shape != shape:
         raise ValueError(f"{name} must be float32 {shape}, not {x.dtype} {x.shape}")
     return np.ascontiguousarray(x)
+
+
+def _importance(importance: NDArray[np.float32] | None, k: int) -> NDArray[np.float32] | None:
+    importance = _optional(importance, (k,), "importance")
+    if importance is not None and not (np.isfinite(importance) & (importance >= 0)).all():
+        raise ValueError("importance must be finite and not negative")
+    return importance
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:

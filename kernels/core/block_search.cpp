@@ -1,61 +1,18 @@
-// Scale searches of the block formats: the mathematics of llama.cpp's quantize_row_*_ref, written
-// with the sub-blocks of a super-block as vector lanes. Each lane performs the reference's fp32
-// operations in the reference's order, so the bytes agree (compiled with -ffp-contract=off).
+// Quantisers of the formats of 32 values: llama.cpp's quantize_row_*_ref without weights,
+// quantize_row_*_impl with them (compiled with -ffp-contract=off, so that the bytes agree).
 #include "core/block_search.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "core/block_codec.h"
 #include "core/half.h"
-
-// The searches, compiled for each width of vector and chosen at load; the lanes' results are equal.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define SPIKE_EVERY_TIER __attribute__((flatten, target_clones("avx512f", "avx2", "default")))
-#else
-#define SPIKE_EVERY_TIER
-#endif
+#include "core/scale_search.h"
 
 namespace spike {
 namespace {
 
-// Blocks whose largest magnitude (or range) is below this become zero: their fp16 scale would be
-// zero anyway, and 1 / scale would overflow.
-constexpr float kTiny = 1e-30f;
-// Below this a group of q6_k counts as zero, as in the reference.
-constexpr float kTinyGroup = 1e-15f;
-
-template <int N>
-struct Lanes {
-  typedef float Float __attribute__((vector_size(N * sizeof(float))));
-};
-
-// Nearest integer, ties to even, by the float unit's own rounding. Beyond 2^22 the result is not an
-// integer but stays on its side of any code range, so a clamp repairs it.
-template <class T>
-T nearest(T v) {
-  constexpr float kRound = 12582912.f;  // 1.5 * 2^23
-  return (v + kRound) - kRound;
-}
-
-template <class T>
-T clamp(T v, float low, float high) {
-  v = v < low ? T{} + low : v;
-  return v > high ? T{} + high : v;
-}
-template <>
-float clamp(float v, float low, float high) {
-  return std::max(low, std::min(high, v));
-}
-
-template <class T>
-T magnitude(T v) {
-  return v < 0 ? -v : v;
-}
-
-}  // namespace
-
-void quantize_block(const float* x, BlockQ8_0& b) {
+void quantize_plain(const float* x, BlockQ8_0& b) {
   float largest = 0;
   for (int i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(x[i]));
   if (largest < kTiny) largest = 0;
@@ -65,201 +22,122 @@ void quantize_block(const float* x, BlockQ8_0& b) {
   for (int i = 0; i < 32; ++i) b.codes[i] = static_cast<int8_t>(std::round(x[i] * inverse));
 }
 
-void quantize_block(const float* x, BlockQ5_0& b) {
-  float largest = 0, extreme = 0;  // the extreme value maps to code 0, that is -16
+/// q4_0 and q5_0: the extreme value maps to the lowest code.
+template <class B>
+void quantize_plain(const float* x, B& b) {
+  float largest = 0, extreme = 0;
   for (int i = 0; i < 32; ++i)
     if (std::fabs(x[i]) > largest) {
       largest = std::fabs(x[i]);
       extreme = x[i];
     }
   if (largest < kTiny) extreme = 0;
-  const float d = extreme / -16;  // minus zero for an empty block, as the reference writes
+  const float d = extreme / B::kLowest;  // minus zero for an empty block, as the reference writes
   const float inverse = d != 0 ? 1 / d : 0;
   b.d = f32_to_f16(d);
-  uint8_t codes[32];
-  for (int i = 0; i < 32; ++i)
-    codes[i] = static_cast<uint8_t>(std::min(31, static_cast<int>(x[i] * inverse + 16.5f)));
-  std::memset(b.high, 0, sizeof b.high);
-  for (int i = 0; i < 32; ++i) b.high[i / 8] |= static_cast<uint8_t>((codes[i] >> 4) << (i % 8));
-  for (int i = 0; i < 16; ++i)
-    b.nibbles[i] = static_cast<uint8_t>((codes[i] & 15) | ((codes[i + 16] & 15) << 4));
-}
-
-namespace {
-
-using Eight = Lanes<8>::Float;
-
-/// Eight sub-blocks of 32 values, one per lane: x is about scale * code - min, 0 <= code <= 15.
-struct AffineFit {
-  Eight scale, min;
-  Eight codes[32];
-};
-
-// Weighted least squares for scale and offset over 21 candidate steps around range / 15; keeps the
-// candidate of least weighted squared error, starting from the plain min/max grid. As in the
-// reference, an accepted offset is the lower end of the range for the candidates after it.
-void fit_affine(const Eight x[32], AffineFit& fit) {
-  Eight sum_squares{};
-  for (int i = 0; i < 32; ++i) sum_squares += x[i] * x[i];
-  Eight mean_magnitude;
-  for (int lane = 0; lane < 8; ++lane) mean_magnitude[lane] = std::sqrt(sum_squares[lane] / 32);
-
-  Eight weight[32], low = x[0], high = x[0];
-  for (int i = 0; i < 32; ++i) weight[i] = mean_magnitude + magnitude(x[i]);
-  Eight sum_w = weight[0], sum_x = weight[0] * x[0];
-  for (int i = 1; i < 32; ++i) {
-    low = x[i] < low ? x[i] : low;
-    high = x[i] > high ? x[i] : high;
-    sum_w += weight[i];
-    sum_x += weight[i] * x[i];
-  }
-  low = low > 0 ? Eight{} : low;  // the stored min is unsigned: zero is always in range
-  const auto usable = high - low > kTiny;
-
-  const Eight inverse = 15 / (high - low);
-  Eight scale = 1 / inverse, best{};
-  fit.min = -low;  // what a constant sub-block keeps
+  int8_t codes[32];
   for (int i = 0; i < 32; ++i) {
-    fit.codes[i] = clamp<Eight>(nearest<Eight>(inverse * (x[i] - low)), 0, 15);
-    const Eight error = scale * fit.codes[i] + low - x[i];
-    best += weight[i] * (error * error);
+    const int stored = static_cast<int>(x[i] * inverse + (0.5f - B::kLowest));
+    codes[i] = static_cast<int8_t>(std::min(stored + B::kLowest, B::kHighest));
   }
-  Eight codes[32];
-  for (int step = 0; step <= 20; ++step) {
-    const Eight inverse = (-1.f + 0.1f * static_cast<float>(step) + 15) / (high - low);
-    Eight sum_l{}, sum_l2{}, sum_xl{};
-    for (int i = 0; i < 32; ++i) {
-      codes[i] = clamp<Eight>(nearest<Eight>(inverse * (x[i] - low)), 0, 15);
-      const Eight wl = weight[i] * codes[i];
-      sum_l += wl;
-      sum_l2 += wl * codes[i];
-      sum_xl += wl * x[i];
-    }
-    const Eight determinant = sum_w * sum_l2 - sum_l * sum_l;
-    Eight new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
-    Eight new_offset = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
-    const auto positive = new_offset > 0;
-    new_scale = positive ? sum_xl / sum_l2 : new_scale;
-    new_offset = positive ? Eight{} : new_offset;
-    Eight sum_error{};
-    for (int i = 0; i < 32; ++i) {
-      const Eight error = new_scale * codes[i] + new_offset - x[i];
-      sum_error += weight[i] * (error * error);
-    }
-    const auto better = (determinant > 0) & (sum_error < best);
-    for (int i = 0; i < 32; ++i) fit.codes[i] = better ? codes[i] : fit.codes[i];
-    best = better ? sum_error : best;
-    scale = better ? new_scale : scale;
-    low = better ? new_offset : low;
-  }
-  fit.scale = usable ? scale : Eight{};
-  fit.min = usable ? -low : fit.min;
-  for (int i = 0; i < 32; ++i) fit.codes[i] = usable ? fit.codes[i] : Eight{};
+  set_codes(b, codes);
 }
 
-float largest_lane(const Eight& v) {
-  float largest = 0;
-  for (int lane = 0; lane < 8; ++lane) largest = std::max(largest, v[lane]);
-  return largest;
+/// q4_1 and q5_1: from the smallest value to the largest.
+template <class B>
+  requires requires(B b) { b.m; }
+void quantize_plain(const float* x, B& b) {
+  const auto [low, high] = std::minmax_element(x, x + 32);
+  const float range = *high - *low;
+  const float d = range < kTiny ? 0 : range / B::kHighest;
+  const float inverse = d != 0 ? 1 / d : 0;
+  b.d = f32_to_f16(d);
+  b.m = f32_to_f16(*low);
+  int8_t codes[32];
+  for (int i = 0; i < 32; ++i)
+    codes[i] = static_cast<int8_t>(
+        std::min(static_cast<int>((x[i] - *low) * inverse + 0.5f), B::kHighest));
+  set_codes(b, codes);
 }
 
-}  // namespace
+/// fp16 of a fitted number, kept finite.
+uint16_t finite_half(float v) { return f32_to_f16(clamp(v, -65504, 65504)); }
 
-SPIKE_EVERY_TIER void quantize_block(const float* x, BlockQ4K& b) {
-  Eight columns[32];
-  for (int s = 0; s < 8; ++s)
-    for (int i = 0; i < 32; ++i) columns[i][s] = x[32 * s + i];
-  AffineFit fit;
-  fit_affine(columns, fit);
-
-  const float max_scale = largest_lane(fit.scale), max_min = largest_lane(fit.min);
-  const float inverse_scale = max_scale > 0 ? 63 / max_scale : 0;
-  const float inverse_min = max_min > 0 ? 63 / max_min : 0;
-  uint8_t scale[8], min[8];
-  for (int s = 0; s < 8; ++s) {
-    scale[s] = static_cast<uint8_t>(clamp(nearest(inverse_scale * fit.scale[s]), 0, 63));
-    min[s] = static_cast<uint8_t>(clamp(nearest(inverse_min * fit.min[s]), 0, 63));
+/// Codes of up to eight blocks, one per lane.
+template <class B>
+[[gnu::noinline]] void set_lanes(const Lanes (&codes)[32], int blocks, B* b) {
+  for (int lane = 0; lane < blocks; ++lane) {
+    int8_t own[32];
+    for (int i = 0; i < 32; ++i) own[i] = static_cast<int8_t>(codes[i][lane]);
+    set_codes(b[lane], own);
   }
-  set_q4k_scales(b, scale, min);
-  b.d = f32_to_f16(max_scale / 63);
-  b.dmin = f32_to_f16(max_min / 63);
-
-  uint8_t codes[256];  // again, on the grid that the rounded scales really give
-  for (int s = 0; s < 8; ++s) {
-    const float d = f16_to_f32(b.d) * scale[s], m = f16_to_f32(b.dmin) * min[s];
-    for (int i = 0; i < 32; ++i) {
-      const float code = d != 0 ? clamp(nearest((columns[i][s] + m) / d), 0, 15) : fit.codes[i][s];
-      codes[32 * s + i] = static_cast<uint8_t>(code);
-    }
-  }
-  for (int p = 0; p < 4; ++p)
-    for (int i = 0; i < 32; ++i)
-      b.nibbles[32 * p + i] =
-          static_cast<uint8_t>(codes[64 * p + i] | (codes[64 * p + 32 + i] << 4));
 }
 
-namespace {
-
-using Sixteen = Lanes<16>::Float;
-
-// Sixteen groups of 16 values, one per lane: x is about scale * (code - 32), |scale| of either
-// sign. Squared-value weighted least squares over 19 candidate steps around largest / 32.
-void fit_symmetric(const Sixteen x[16], Sixteen& scale, Sixteen codes[16]) {
-  Sixteen largest{}, extreme{};
-  for (int i = 0; i < 16; ++i) {
-    const auto larger = magnitude(x[i]) > largest;
-    largest = larger ? magnitude(x[i]) : largest;
-    extreme = larger ? x[i] : extreme;
-  }
-  const auto usable = largest >= kTinyGroup;
-
-  Sixteen best{};
-  scale = Sixteen{};
-  for (int step = -10; step <= 9; ++step) {  // -10 stands for the plain grid, tried first
-    if (step == 0) continue;
-    const float steps = step == -10 ? 32.f : 32 + 0.1f * static_cast<float>(step);
-    const Sixteen inverse = -steps / extreme;
-    Sixteen sum_xl{}, sum_l2{}, trial[16];
-    for (int i = 0; i < 16; ++i) {
-      trial[i] = clamp<Sixteen>(nearest<Sixteen>(inverse * x[i]), -32, 31);
-      const Sixteen weight = x[i] * x[i];
-      sum_xl += weight * x[i] * trial[i];
-      sum_l2 += weight * trial[i] * trial[i];
+template <class B>
+void quantize_weighted(const float* x, const float* weight, int elements, B* b) {
+  Lanes columns[32], weights[32];
+  load_columns(x, elements, columns);
+  load_columns(weight, elements, weights);
+  const int blocks = elements / 32;
+  if constexpr (requires { b->m; }) {
+    AffineFit<32, Lanes> fit;
+    fit_affine<B::kHighest>(columns, weights, {-0.9f, 0.05f, 36, false}, fit);
+    for (int i = 0; i < blocks; ++i) {
+      b[i].d = finite_half(fit.scale[i]);
+      b[i].m = finite_half(-fit.min[i]);
     }
-    const auto better =
-        step == -10 ? sum_l2 != 0 : (sum_l2 > 0) & (sum_xl * sum_xl > best * sum_l2);
-    scale = better ? sum_xl / sum_l2 : scale;
-    best = better ? scale * sum_xl : best;
-    for (int i = 0; i < 16; ++i) codes[i] = (step == -10) | better ? trial[i] + 32 : codes[i];
+    set_lanes(fit.codes, blocks, b);
+  } else {
+    SymmetricFit<32, Lanes> fit;
+    fit_symmetric<-B::kLowest>(columns, weights, fit);
+    for (int i = 0; i < blocks; ++i) b[i].d = finite_half(fit.scale[i]);
+    set_lanes(fit.codes, blocks, b);
   }
-  scale = usable ? scale : Sixteen{};
-  for (int i = 0; i < 16; ++i) codes[i] = usable ? codes[i] : Sixteen{};
+}
+
+template <class B>
+void quantize_each(const float* x, int elements, B* b) {
+  for (int i = 0; i < elements / 32; ++i) quantize_plain(x + 32 * i, b[i]);
+}
+
+SPIKE_EVERY_TIER void weighted(const float* x, const float* w, int elements, BlockQ5_0* b) {
+  quantize_weighted(x, w, elements, b);
+}
+SPIKE_EVERY_TIER void weighted(const float* x, const float* w, int elements, BlockQ5_1* b) {
+  quantize_weighted(x, w, elements, b);
+}
+SPIKE_EVERY_TIER void weighted(const float* x, const float* w, int elements, BlockQ4_0* b) {
+  quantize_weighted(x, w, elements, b);
+}
+SPIKE_EVERY_TIER void weighted(const float* x, const float* w, int elements, BlockQ4_1* b) {
+  quantize_weighted(x, w, elements, b);
+}
+
+template <class B>
+void search_either(const float* x, const float* weight, int elements, B* b) {
+  if (weight == nullptr)
+    quantize_each(x, elements, b);
+  else
+    weighted(x, weight, elements, b);
 }
 
 }  // namespace
 
-SPIKE_EVERY_TIER void quantize_block(const float* x, BlockQ6K& b) {
-  Sixteen columns[16], scale, codes[16];
-  for (int s = 0; s < 16; ++s)
-    for (int i = 0; i < 16; ++i) columns[i][s] = x[16 * s + i];
-  fit_symmetric(columns, scale, codes);
+void search_blocks(const float* x, const float*, int elements, BlockQ8_0* b) {
+  quantize_each(x, elements, b);  // the largest value keeps its place: there is nothing to weigh
+}
 
-  std::memset(&b, 0, sizeof b);
-  float extreme = 0;
-  for (int s = 0; s < 16; ++s)
-    if (std::fabs(scale[s]) > std::fabs(extreme)) extreme = scale[s];
-  if (std::fabs(extreme) < kTinyGroup) return;
-
-  const float inverse = -128 / extreme;
-  b.d = f32_to_f16(1 / inverse);
-  for (int s = 0; s < 16; ++s) {
-    b.scales[s] = static_cast<int8_t>(clamp(nearest(inverse * scale[s]), -128, 127));
-    const float d = f16_to_f32(b.d) * b.scales[s];
-    for (int i = 0; i < 16; ++i) {
-      const float code = d != 0 ? clamp(nearest(columns[i][s] / d), -32, 31) + 32 : codes[i][s];
-      add_q6k_code(b, 16 * s + i, static_cast<uint8_t>(code));
-    }
-  }
+void search_blocks(const float* x, const float* weight, int elements, BlockQ5_0* b) {
+  search_either(x, weight, elements, b);
+}
+void search_blocks(const float* x, const float* weight, int elements, BlockQ5_1* b) {
+  search_either(x, weight, elements, b);
+}
+void search_blocks(const float* x, const float* weight, int elements, BlockQ4_0* b) {
+  search_either(x, weight, elements, b);
+}
+void search_blocks(const float* x, const float* weight, int elements, BlockQ4_1* b) {
+  search_either(x, weight, elements, b);
 }
 
 }  // namespace spike

@@ -12,15 +12,26 @@ struct Traits {
   size_t bytes;      // per block
 };
 
+template <class B>
+constexpr Traits block(Format format, std::string_view name) {
+  return {format, name, B::kElements, sizeof(B)};
+}
+
 // In the order of enum Format.
 constexpr Traits kTraits[] = {
     {Format::f32, "f32", 1, 4},
     {Format::f16, "f16", 1, 2},
     {Format::bf16, "bf16", 1, 2},
-    {Format::q8_0, "q8_0", 32, sizeof(BlockQ8_0)},
-    {Format::q5_0, "q5_0", 32, sizeof(BlockQ5_0)},
-    {Format::q4_k, "q4_k", 256, sizeof(BlockQ4K)},
-    {Format::q6_k, "q6_k", 256, sizeof(BlockQ6K)},
+    block<BlockQ8_0>(Format::q8_0, "q8_0"),
+    block<BlockQ5_0>(Format::q5_0, "q5_0"),
+    block<BlockQ5_1>(Format::q5_1, "q5_1"),
+    block<BlockQ4_0>(Format::q4_0, "q4_0"),
+    block<BlockQ4_1>(Format::q4_1, "q4_1"),
+    block<BlockQ2K>(Format::q2_k, "q2_k"),
+    block<BlockQ3K>(Format::q3_k, "q3_k"),
+    block<BlockQ4K>(Format::q4_k, "q4_k"),
+    block<BlockQ5K>(Format::q5_k, "q5_k"),
+    block<BlockQ6K>(Format::q6_k, "q6_k"),
 };
 
 const Traits& traits(Format format) { return kTraits[static_cast<int>(format)]; }

@@ -26,6 +26,8 @@ void quantize_input(const Input& input, int64_t token, int64_t tokens) {
     block.negative_codes = -(sum0 + sum1);
     block.negative_half[0] = -sum0;
     block.negative_half[1] = -sum1;
+    block.negative_half_sum[0] = -block.scale * static_cast<float>(sum0);
+    block.negative_half_sum[1] = -block.scale * static_cast<float>(sum1);
   }
 }
 

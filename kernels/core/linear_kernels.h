@@ -17,6 +17,7 @@ struct alignas(64) InputBlock {
   float negative_sum;        ///< -scale * (sum of the codes)
   int32_t negative_codes;    ///< -(sum of the codes)
   int32_t negative_half[2];  ///< the same of codes 0..15 and 16..31
+  float negative_half_sum[2];  ///< -scale * (sum of the codes) of those
 };
 
 /// Tokens [t, k] as the kernels want them: f32, f16 and bf16 weights use `x`, block formats

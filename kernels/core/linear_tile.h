@@ -4,7 +4,7 @@
 // For one row and one token the fp32 operations are, per block of 32 k in order of k:
 //     part = sum over sub-blocks, in order, of scale * float(integer dot product)   (fused)
 //     y = part * token_scale + y                                                    (fused)
-//     y = min * (-token_scale * token_sum) + y                                      (fused, q4_k)
+//     y = min * (-token_scale * token_sum) + y      (fused; per sub-block, of formats with a min)
 // and for f32, f16, bf16: per 256 k, acc = w * x + acc (fused) over k, then y = y + acc.
 // Nothing else depends on how tokens and rows are grouped, hence batch invariance.
 #pragma once
@@ -14,7 +14,6 @@ namespace {
 
 constexpr int64_t kChunk = 256;           // k that one pass decodes, or one float accumulator sums
 constexpr int64_t kPrefetchAhead = 1024;  // bytes: 0.5-2 KB alike on Zen 4, farther is worse
-constexpr int kMostDirect = 8;            // tokens; for more, decoding a tile once pays
 
 /// R row groups x M tokens over tiles of source S.
 template <class V, class S, int R, int M>
@@ -29,9 +28,9 @@ struct BlockDot {
   int64_t stride;
 
   /// The integer that token m's dot product starts from: minus the offset of the codes.
-  template <int Sub>
+  template <int B, int Sub>
   [[gnu::always_inline]] Ints start(int m) const {
-    constexpr int kOffset = S::template kOffset<Sub>;
+    constexpr int kOffset = S::template kOffset<B, Sub>;
     const InputBlock& block = input[m * stride];
     if constexpr (kOffset < 0)
       return V::zero_ints();
@@ -45,7 +44,7 @@ struct BlockDot {
   [[gnu::always_inline]] void add_sub(const S (&w)[R], int p, Floats (&part)[R][M]) const {
     Ints sum[R][M];
     for (int m = 0; m < M; ++m)
-      for (int r = 0; r < R; ++r) sum[r][m] = start<Sub>(m);
+      for (int r = 0; r < R; ++r) sum[r][m] = start<B, Sub>(m);
 #pragma GCC unroll 8
     for (int line = 0; line < kLines; ++line)
       for (int r = 0; r < R; ++r) {
@@ -67,6 +66,18 @@ struct BlockDot {
     }
   }
 
+  template <int B, int Sub>
+  [[gnu::always_inline]] void subtract_min(const S (&w)[R], int p, Floats (&y)[R][M]) const {
+    for (int r = 0; r < R; ++r) {
+      const Floats min = w[r].template min<B, Sub>(p);
+      for (int m = 0; m < M; ++m) {
+        const InputBlock& block = input[m * stride];
+        const float sum = S::kSubs == 1 ? block.negative_sum : block.negative_half_sum[Sub];
+        y[r][m] = V::fma(min, V::set(sum), y[r][m]);
+      }
+    }
+  }
+
   /// y += one block of 32 k, and on to the next.
   template <int B>
   [[gnu::always_inline]] void add_block(const S (&w)[R], int p, Floats (&y)[R][M]) {
@@ -77,12 +88,10 @@ struct BlockDot {
       const Floats scale = V::set(input[m * stride].scale);
       for (int r = 0; r < R; ++r) y[r][m] = V::fma(part[r][m], scale, y[r][m]);
     }
-    if constexpr (S::kHasMin)
-      for (int r = 0; r < R; ++r) {
-        const Floats min = w[r].template min<B>(p);
-        for (int m = 0; m < M; ++m)
-          y[r][m] = V::fma(min, V::set(input[m * stride].negative_sum), y[r][m]);
-      }
+    if constexpr (S::kHasMin) {
+      subtract_min<B, 0>(w, p, y);
+      if constexpr (S::kSubs > 1) subtract_min<B, 1>(w, p, y);
+    }
     ++input;
   }
 
@@ -178,12 +187,12 @@ void dot_blocks(const Matrix& w, const Input& input, int64_t group, int64_t grou
                 int64_t tokens, float* out) {
   const int64_t group_bytes = static_cast<int64_t>(kTileRows * row_bytes(w.format, w.k));
   const uint8_t* packed = w.data + group * group_bytes;
-  if (tokens > kMostDirect) {
+  if (tokens > V::kMostDirect) {
     if (groups == 2) return dot_decoded<V, S, 2>(packed, group_bytes, input, token, tokens, out);
     return dot_decoded<V, S, 1>(packed, group_bytes, input, token, tokens, out);
   }
   for (int64_t g = 0; g < groups; ++g, packed += group_bytes, out += 16)
-    dot_direct_tokens<V, S, kMostDirect>(packed, input, token, tokens, out, 16 * groups);
+    dot_direct_tokens<V, S, V::kMostDirect>(packed, input, token, tokens, out, 16 * groups);
 }
 
 // --- f32, f16, bf16: a line is one k -------------------------------------------------------------
@@ -273,8 +282,20 @@ void dot_rows(const Matrix& w, const Input& input, int64_t group, int64_t groups
       return dot_blocks<V, SourceQ8_0<V>>(w, input, group, groups, token, tokens, out);
     case Format::q5_0:
       return dot_blocks<V, SourceQ5_0<V>>(w, input, group, groups, token, tokens, out);
+    case Format::q5_1:
+      return dot_blocks<V, SourceQ5_1<V>>(w, input, group, groups, token, tokens, out);
+    case Format::q4_0:
+      return dot_blocks<V, SourceQ4_0<V>>(w, input, group, groups, token, tokens, out);
+    case Format::q4_1:
+      return dot_blocks<V, SourceQ4_1<V>>(w, input, group, groups, token, tokens, out);
+    case Format::q2_k:
+      return dot_blocks<V, SourceQ2K<V>>(w, input, group, groups, token, tokens, out);
+    case Format::q3_k:
+      return dot_blocks<V, SourceQ3K<V>>(w, input, group, groups, token, tokens, out);
     case Format::q4_k:
       return dot_blocks<V, SourceQ4K<V>>(w, input, group, groups, token, tokens, out);
+    case Format::q5_k:
+      return dot_blocks<V, SourceQ5K<V>>(w, input, group, groups, token, tokens, out);
     case Format::q6_k:
       return dot_blocks<V, SourceQ6K<V>>(w, input, group, groups, token, tokens, out);
   }

@@ -16,6 +16,7 @@ struct Avx2Lines {
   using Codes = Ints;
   /// vpmaddubsw adds pairs of products in 16 bits, so codes must stay below 128.
   static constexpr bool kFoldShifts = false;
+  static constexpr int kMostDirect = 8;  ///< tokens; for more, decoding a tile once pays
   template <int kSubs>
   static constexpr int kTokensPerPass = 2;
 
@@ -38,9 +39,10 @@ struct Avx2Lines {
   static Codes merge(Codes a, Codes b) {
     return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
   }
-  static Codes add_sixteen(Codes c, uint64_t lanes) {
-    return {_mm256_or_si256(c.low, sixteens(static_cast<uint32_t>(lanes))),
-            _mm256_or_si256(c.high, sixteens(static_cast<uint32_t>(lanes >> 32)))};
+  template <int kBit>
+  static Codes add_where(Codes c, uint64_t lanes) {
+    return {_mm256_or_si256(c.low, where(static_cast<uint32_t>(lanes), kBit)),
+            _mm256_or_si256(c.high, where(static_cast<uint32_t>(lanes >> 32), kBit))};
   }
 
   static Ints zero_ints() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
@@ -78,6 +80,10 @@ struct Avx2Lines {
   static Floats load_i8(const int8_t* p) {
     const __m128i all = quarter(p);
     return to_floats({_mm256_cvtepi8_epi32(all), _mm256_cvtepi8_epi32(_mm_srli_si128(all, 8))});
+  }
+  static Floats four_bits(const uint8_t* low, int odd) {
+    const __m128i nibble = _mm_and_si128(_mm_srli_epi16(quarter(low), 4 * odd), _mm_set1_epi8(15));
+    return to_floats({_mm256_cvtepu8_epi32(nibble), _mm256_cvtepu8_epi32(_mm_srli_si128(nibble, 8))});
   }
   static Floats six_bits(const uint8_t* low, int odd, const uint8_t* high, int shift) {
     const __m128i nibble = _mm_and_si128(_mm_srli_epi16(quarter(low), 4 * odd), _mm_set1_epi8(15));
@@ -146,14 +152,14 @@ struct Avx2Lines {
   static __m128i quarter(const void* p, int64_t at = 0) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const uint8_t*>(p) + at));
   }
-  /// 16 in every byte whose bit is set.
-  static __m256i sixteens(uint32_t bits) {
+  /// `value` in every byte whose bit is set.
+  static __m256i where(uint32_t bits, int value) {
     const __m256i source =
         _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
     const __m256i spread =
         _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int32_t>(bits)), source);
-    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit), bytes(16));
+    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit), bytes(value));
   }
   /// Per 32-bit lane the dot product of four unsigned codes with four signed ones.
   template <bool kWide>

@@ -12,6 +12,7 @@ struct Avx512Lines {
   using Floats = __m512;
   /// Codes may be multiplied by 4 or 16 where that saves a shift: a product of u8 codes is exact.
   static constexpr bool kFoldShifts = true;
+  static constexpr int kMostDirect = 8;  ///< tokens; for more, decoding a tile once pays
   template <int kSubs>
   static constexpr int kTokensPerPass = kSubs == 1 ? 6 : 4;
 
@@ -27,8 +28,9 @@ struct Avx512Lines {
     return _mm512_and_si512(_mm512_slli_epi16(c, N), bytes(m));
   }
   static Codes merge(Codes a, Codes b) { return _mm512_or_si512(a, b); }
-  static Codes add_sixteen(Codes c, uint64_t lanes) {
-    return _mm512_mask_add_epi8(c, lanes, c, bytes(16));
+  template <int kBit>
+  static Codes add_where(Codes c, uint64_t lanes) {
+    return _mm512_mask_add_epi8(c, lanes, c, bytes(kBit));
   }
 
   static Ints zero_ints() { return _mm512_setzero_si512(); }
@@ -53,6 +55,11 @@ struct Avx512Lines {
   }
   static Floats load_i8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(quarter_line(p)));
+  }
+  static Floats four_bits(const uint8_t* low, int odd) {
+    const __m128i nibble =
+        _mm_and_si128(_mm_srli_epi16(quarter_line(low), 4 * odd), _mm_set1_epi8(15));
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(nibble));
   }
   static Floats six_bits(const uint8_t* low, int odd, const uint8_t* high, int shift) {
     const __m128i nibble =

@@ -23,9 +23,11 @@ struct ScalarLines {
     float at[16];
   };
   static constexpr bool kFoldShifts = false;
+  /// Most tokens that read a tile as it is packed; for more it is decoded once.
+  static constexpr int kMostDirect = 1;
   /// Tokens of one register block with two row groups, by sub-blocks per 32 k.
   template <int kSubs>
-  static constexpr int kTokensPerPass = 4;
+  static constexpr int kTokensPerPass = 2;
 
   template <class F>
   static Codes each_byte(F&& f) {
@@ -58,8 +60,10 @@ struct ScalarLines {
   static Codes merge(const Codes& a, const Codes& b) {
     return each_byte([&](int i) { return a.at[i] | b.at[i]; });
   }
-  static Codes add_sixteen(const Codes& c, uint64_t lanes) {
-    return each_byte([&](int i) { return c.at[i] + (((lanes >> i) & 1) << 4); });
+  /// Adds a power of two to the bytes of `lanes`; those have that bit clear.
+  template <int kBit>
+  static Codes add_where(const Codes& c, uint64_t lanes) {
+    return each_byte([&](int i) { return c.at[i] + ((lanes >> i) & 1) * kBit; });
   }
 
   static Ints zero_ints() { return {}; }
@@ -101,7 +105,11 @@ struct ScalarLines {
   static Floats load_i8(const int8_t* p) {
     return each([&](int i) { return static_cast<float>(p[i]); });
   }
-  /// ((low >> 4 * odd) & 15) | ((high >> shift) & 3) << 4: the 6-bit numbers of TileQ4K.
+  /// (low >> 4 * odd) & 15.
+  static Floats four_bits(const uint8_t* low, int odd) {
+    return each([&](int i) { return static_cast<float>((low[i] >> (4 * odd)) & 15); });
+  }
+  /// ((low >> 4 * odd) & 15) | ((high >> shift) & 3) << 4: 6-bit numbers.
   static Floats six_bits(const uint8_t* low, int odd, const uint8_t* high, int shift) {
     return each([&](int i) {
       return static_cast<float>(((low[i] >> (4 * odd)) & 15) | (((high[i] >> shift) & 3) << 4));

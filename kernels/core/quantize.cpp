@@ -6,14 +6,16 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/block_codec.h"
 #include "core/block_search.h"
-#include "core/blocks.h"
+#include "core/error_weights.h"
 #include "core/half.h"
 
 namespace spike {
 namespace {
 
 constexpr int64_t kRowsPerTask = 4;
+constexpr int kSpan = 256;  // elements that search_blocks takes at a time
 constexpr float kLargestHalf = 65504;
 
 template <class Body>
@@ -35,13 +37,19 @@ int64_t find_bad(const float* x, int64_t k, float limit) {
   return i;
 }
 
-template <class Block>
-void quantize_row(const float* x, int64_t k, uint8_t* row) {
-  constexpr int64_t kElements = sizeof(Block) >= sizeof(BlockQ4K) ? 256 : 32;
-  for (int64_t i = 0; i < k; i += kElements, row += sizeof(Block)) {
-    Block block;
-    quantize_block(x + i, block);
-    std::memcpy(row, &block, sizeof block);
+template <class B>
+void quantize_blocks(const float* x, int64_t k, const float* importance, uint8_t* row) {
+  const float variance =
+      importance != nullptr && B::kElements == 32 ? mean_square(x, k) : 0;
+  for (int64_t i = 0; i < k; i += kSpan) {
+    const int elements = static_cast<int>(std::min<int64_t>(kSpan, k - i));
+    float weight[kSpan];
+    if (importance != nullptr)
+      weigh_errors<B>(x + i, importance + i, elements, variance, weight);
+    B blocks[kSpan / B::kElements];
+    search_blocks(x + i, importance != nullptr ? weight : nullptr, elements, blocks);
+    std::memcpy(row + (i / B::kElements) * sizeof(B), blocks,
+                static_cast<size_t>(elements / B::kElements) * sizeof(B));
   }
 }
 
@@ -53,50 +61,21 @@ void convert_row(const float* x, int64_t k, uint8_t* row) {
   }
 }
 
-void quantize_row(Format format, const float* x, int64_t k, uint8_t* row) {
+void quantize_row(Format format, const float* x, int64_t k, const float* importance,
+                  uint8_t* row) {
   switch (format) {
     case Format::f32: std::memcpy(row, x, static_cast<size_t>(k) * 4); return;
     case Format::f16: return convert_row<f32_to_f16>(x, k, row);
     case Format::bf16: return convert_row<f32_to_bf16>(x, k, row);
-    case Format::q8_0: return quantize_row<BlockQ8_0>(x, k, row);
-    case Format::q5_0: return quantize_row<BlockQ5_0>(x, k, row);
-    case Format::q4_k: return quantize_row<BlockQ4K>(x, k, row);
-    case Format::q6_k: return quantize_row<BlockQ6K>(x, k, row);
+    default:
+      with_block(format, [&]<class B>(B) { quantize_blocks<B>(x, k, importance, row); });
   }
 }
 
-void dequantize_block(const BlockQ8_0& b, float* x) {
-  const float d = f16_to_f32(b.d);
-  for (int i = 0; i < 32; ++i) x[i] = d * b.codes[i];
-}
-
-void dequantize_block(const BlockQ5_0& b, float* x) {
-  const float d = f16_to_f32(b.d);
-  for (int i = 0; i < 32; ++i) {
-    const int low = (b.nibbles[i % 16] >> (4 * (i / 16))) & 15,
-              high = (b.high[i / 8] >> (i % 8)) & 1;
-    x[i] = d * static_cast<float>((low | (high << 4)) - 16);
-  }
-}
-
-void dequantize_block(const BlockQ4K& b, float* x) {
-  for (int s = 0; s < 8; ++s) {
-    const float d = f16_to_f32(b.d) * q4k_scale(b, s), m = f16_to_f32(b.dmin) * q4k_min(b, s);
-    for (int i = 0; i < 32; ++i)
-      x[32 * s + i] = d * ((b.nibbles[32 * (s / 2) + i] >> (4 * (s % 2))) & 15) - m;
-  }
-}
-
-void dequantize_block(const BlockQ6K& b, float* x) {
-  for (int i = 0; i < 256; ++i)
-    x[i] = f16_to_f32(b.d) * b.scales[i / 16] * static_cast<float>(q6k_code(b, i) - 32);
-}
-
-template <class Block>
-void dequantize_row(const uint8_t* row, int64_t k, float* x) {
-  constexpr int64_t kElements = sizeof(Block) >= sizeof(BlockQ4K) ? 256 : 32;
-  for (int64_t i = 0; i < k; i += kElements, row += sizeof(Block)) {
-    Block block;
+template <class B>
+void dequantize_blocks(const uint8_t* row, int64_t k, float* x) {
+  for (int64_t i = 0; i < k; i += B::kElements, row += sizeof(B)) {
+    B block;
     std::memcpy(&block, row, sizeof block);
     dequantize_block(block, x + i);
   }
@@ -116,10 +95,7 @@ void dequantize_row(Format format, const uint8_t* row, int64_t k, float* x) {
     case Format::f32: std::memcpy(x, row, static_cast<size_t>(k) * 4); return;
     case Format::f16: return widen_row<f16_to_f32>(row, k, x);
     case Format::bf16: return widen_row<bf16_to_f32>(row, k, x);
-    case Format::q8_0: return dequantize_row<BlockQ8_0>(row, k, x);
-    case Format::q5_0: return dequantize_row<BlockQ5_0>(row, k, x);
-    case Format::q4_k: return dequantize_row<BlockQ4K>(row, k, x);
-    case Format::q6_k: return dequantize_row<BlockQ6K>(row, k, x);
+    default: with_block(format, [&]<class B>(B) { dequantize_blocks<B>(row, k, x); });
   }
 }
 
@@ -132,6 +108,12 @@ float largest_value(Format format) {
     case Format::f16: return kLargestHalf;
     case Format::q8_0: return kLargestHalf * 127;   // d = largest / 127
     case Format::q5_0: return kLargestHalf * 16;    // d = largest / 16
+    case Format::q5_1:
+    case Format::q4_1: return kLargestHalf;         // m = the smallest value
+    case Format::q4_0: return kLargestHalf * 8;     // d = largest / 8
+    case Format::q2_k: return kLargestHalf * 14;    // dmin = min / 15; the fit may exceed the data
+    case Format::q3_k: return kLargestHalf * 64;    // d about largest / 128, and room for the fit
+    case Format::q5_k:
     case Format::q4_k: return kLargestHalf * 62;    // dmin = min / 63; the fit may exceed the data
     case Format::q6_k: return kLargestHalf * 2048;  // d about largest / 4096, and room for the fit
   }
@@ -139,13 +121,14 @@ float largest_value(Format format) {
 }
 
 std::optional<Unrepresentable> quantize(const Parallel& parallel, Format format, const float* x,
-                                        int64_t n, int64_t k, uint8_t* rows) {
+                                        int64_t n, int64_t k, const float* importance,
+                                        uint8_t* rows) {
   const size_t stride = row_bytes(format, k);
   const float limit = largest_value(format);
   std::atomic<int64_t> first_bad{n};
   for_rows(parallel, n, [&](int64_t row) {
     if (find_bad(x + row * k, k, limit) < 0) {
-      quantize_row(format, x + row * k, k, rows + static_cast<size_t>(row) * stride);
+      quantize_row(format, x + row * k, k, importance, rows + static_cast<size_t>(row) * stride);
       return;
     }
     int64_t seen = first_bad.load();

@@ -19,12 +19,13 @@ struct Unrepresentable {
 /// Largest magnitude that `quantize` accepts.
 float largest_value(Format format);
 
-/// x[n, k] -> rows[n, row_bytes]; k is a multiple of the block. The k-quants search scale and min
-/// as llama.cpp does without an importance matrix, so their bytes are those of its reference
-/// quantiser. The same bytes for any number of threads and any CPU.
+/// x[n, k] -> rows[n, row_bytes]; k is a multiple of the block. Scales are searched as llama.cpp does
+/// with the importance matrix `importance` [k] (finite, not negative) or, if that is null, without,
+/// so that the bytes are those of its quantiser. The same for any number of threads and any CPU.
 /// Returns the first value that cannot be stored, and then leaves `rows` unspecified.
 std::optional<Unrepresentable> quantize(const Parallel& parallel, Format format, const float* x,
-                                        int64_t n, int64_t k, uint8_t* rows);
+                                        int64_t n, int64_t k, const float* importance,
+                                        uint8_t* rows);
 
 /// rows[n, row_bytes] -> x[n, k], each value rounded to fp32 once per arithmetic step as GGUF's
 /// reference does.

@@ -24,6 +24,49 @@ struct TileQ5_0 {
   uint8_t nibbles[4][64];  ///< line l, byte 4r + j: k = 4l + j low, k = 16 + 4l + j high
 };
 
+/// 16 rows x 32 k.
+struct TileQ5_1 {
+  uint16_t d[16];
+  uint16_t m[16];
+  uint64_t high[8];        ///< as in q5_0
+  uint8_t nibbles[4][64];  ///< as in q5_0
+};
+
+/// 16 rows x 32 k.
+struct TileQ4_0 {
+  uint16_t d[16];
+  uint8_t nibbles[4][64];  ///< as in q5_0
+};
+
+/// 16 rows x 32 k.
+struct TileQ4_1 {
+  uint16_t d[16];
+  uint16_t m[16];
+  uint8_t nibbles[4][64];  ///< as in q5_0
+};
+
+/// 16 rows x 256 k, sub-blocks of 16 k; group g covers k = 64g .. 64g + 63, sub-blocks q = 0..3 of
+/// it in order of k.
+struct TileQ2K {
+  uint16_t d[16];
+  uint16_t dmin[16];
+  struct Group {
+    uint8_t scales[4][16];  ///< [q][r]: scale in the low nibble, min in the high one
+    uint8_t pairs[4][64];   ///< [l], byte 4r + j: bits 2q and 2q + 1 the code of k = 16q + 4l + j
+  } groups[4];
+};
+
+/// 16 rows x 256 k, groups and sub-blocks as in q2_k.
+struct TileQ3K {
+  uint16_t d[16];
+  struct Group {
+    uint8_t scale_low[2][16];  ///< [h][r]: low four bits of the stored scales of q = 2h, 2h + 1
+    uint8_t scale_high[16];    ///< [r]: bits 2q and 2q + 1 the high two bits of q
+    uint64_t high[4][4];       ///< [q][l], bit 4r + j: the third bit of k = 16q + 4l + j
+    uint8_t pairs[4][64];      ///< as in q2_k
+  } groups[4];
+};
+
 /// 16 rows x 256 k, sub-blocks s of 32 k.
 struct TileQ4K {
   uint16_t d[16];
@@ -32,6 +75,19 @@ struct TileQ4K {
   uint8_t min_low[4][16];     ///< likewise of the mins
   uint8_t high[4][16];        ///< two high bits each: scale 2p, scale 2p + 1, min 2p, min 2p + 1
   uint8_t nibbles[4][8][64];  ///< [p][l], byte 4r + j: k = 64p + 4l + j low, 32 further high
+};
+
+/// 16 rows x 256 k, sub-blocks of 32 k; group g covers k = 64g .. 64g + 63, sub-blocks 2g and 2g + 1.
+struct TileQ5K {
+  uint16_t d[16];
+  uint16_t dmin[16];
+  struct Group {
+    uint8_t scale_low[16];   ///< [r]: low four bits of the scales of the two sub-blocks
+    uint8_t min_low[16];     ///< likewise of the mins
+    uint8_t scale_high[16];  ///< two high bits each: both scales, both mins
+    uint64_t high[2][8];     ///< [b][l], bit 4r + j: the fifth bit of k = 32b + 4l + j
+    uint8_t nibbles[8][64];  ///< [l], byte 4r + j: k = 4l + j low, k = 32 + 4l + j high
+  } groups[4];
 };
 
 /// 16 rows x 256 k, sub-blocks of 16 k; group g covers k = 64g .. 64g + 63, sub-blocks q = 0..3 of
@@ -52,34 +108,19 @@ struct TileQ6K {
 
 static_assert(sizeof(TileQ8_0) == 16 * 34);
 static_assert(sizeof(TileQ5_0) == 16 * 22);
+static_assert(sizeof(TileQ5_1) == 16 * 24);
+static_assert(sizeof(TileQ4_0) == 16 * 18);
+static_assert(sizeof(TileQ4_1) == 16 * 20);
+static_assert(sizeof(TileQ2K) == 16 * 84);
+static_assert(sizeof(TileQ3K) == 16 * 110);
 static_assert(sizeof(TileQ4K) == 16 * 144);
+static_assert(sizeof(TileQ5K) == 16 * 176);
 static_assert(sizeof(TileQ6K) == 16 * 210);
-
-/// Scale and min of sub-block s, row r.
-inline uint8_t tile_scale(const TileQ4K& t, int s, int r) {
-  const int p = s / 2, odd = s % 2;
-  return static_cast<uint8_t>(((t.scale_low[p][r] >> (4 * odd)) & 15) |
-                              (((t.high[p][r] >> (2 * odd)) & 3) << 4));
-}
-inline uint8_t tile_min(const TileQ4K& t, int s, int r) {
-  const int p = s / 2, odd = s % 2;
-  return static_cast<uint8_t>(((t.min_low[p][r] >> (4 * odd)) & 15) |
-                              (((t.high[p][r] >> (4 + 2 * odd)) & 3) << 4));
-}
-
-/// Code of k, row r.
-inline uint8_t tile_code(const TileQ5_0& t, int k, int r) {
-  const uint8_t low = (t.nibbles[k % 16 / 4][4 * r + k % 4] >> (4 * (k / 16))) & 15;
-  const uint8_t high = (t.high[k / 4] >> (4 * r + k % 4)) & 1;
-  return static_cast<uint8_t>(low | (high << 4));
-}
-inline uint8_t tile_code(const TileQ4K& t, int k, int r) {
-  return (t.nibbles[k / 64][k % 32 / 4][4 * r + k % 4] >> (4 * (k / 32 % 2))) & 15;
-}
 
 /// Where the pair of bits of sub-block 4g + q starts in TileQ6K::Group::pairs.
 inline constexpr int kPairShift[4] = {4, 2, 6, 0};
 
+/// Code of k, row r.
 inline uint8_t tile_code(const TileQ6K& t, int k, int r) {
   const int g = k / 64, q = k / 16 % 4, l = k % 16 / 4, byte = 4 * r + k % 4;
   const uint8_t nibble = (t.groups[g].nibbles[q / 2][l][byte] >> (4 * (q % 2))) & 15;

@@ -48,12 +48,16 @@ auto with_pool(int threads, Body&& body) {
   return body(pool->parallel());
 }
 
+const float* data_or_null(const std::optional<ConstFloats>& x) { return x ? x->data() : nullptr; }
+
 std::optional<std::tuple<int64_t, int64_t, float>> quantize(ConstFloats x, const std::string& name,
-                                                            Bytes rows, int threads) {
+                                                            Bytes rows,
+                                                            std::optional<ConstFloats> importance,
+                                                            int threads) {
   const spike::Format format = format_of(name);
   const int64_t n = static_cast<int64_t>(x.shape(0)), k = static_cast<int64_t>(x.shape(1));
   const auto bad = with_pool(threads, [&](const spike::Parallel& parallel) {
-    return spike::quantize(parallel, format, x.data(), n, k, rows.data());
+    return spike::quantize(parallel, format, x.data(), n, k, data_or_null(importance), rows.data());
   });
   if (!bad) return std::nullopt;
   return std::make_tuple(bad->row, bad->column, bad->value);
@@ -74,8 +78,6 @@ spike::Matrix matrix_of(const PackedMatrix& w) {
   const auto& [packed, name, n, k] = w;
   return {format_of(name), packed.data(), n, k};
 }
-
-const float* data_or_null(const std::optional<ConstFloats>& x) { return x ? x->data() : nullptr; }
 
 void linear(ConstFloats x, const PackedMatrix& packed, std::optional<ConstFloats> bias,
             std::optional<ConstFloats> residual, Floats y, int threads) {
@@ -154,7 +156,7 @@ NB_MODULE(_kernels, m) {
       "largest_value", [](const std::string& f) { return spike::largest_value(format_of(f)); },
       nb::arg("format"));
   m.def("quantize", &quantize, nb::arg("x").noconvert(), nb::arg("format"),
-        nb::arg("rows").noconvert(), nb::arg("threads"));
+        nb::arg("rows").noconvert(), nb::arg("importance").none(), nb::arg("threads"));
   m.def("dequantize", &dequantize, nb::arg("rows").noconvert(), nb::arg("format"),
         nb::arg("x").noconvert(), nb::arg("threads"));
   m.def(
