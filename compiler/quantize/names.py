@@ -12,7 +12,11 @@ from ...errors import SpikeError
 class Quantization(StrEnum):
     """What a whole model is stored as. Each name gives every tensor its format (see policy.py)."""
 
+    Q2_K = "q2_k"
+    Q3_K_M = "q3_k_m"
+    Q4_K_S = "q4_k_s"
     Q4_K_M = "q4_k_m"
+    Q5_K_M = "q5_k_m"
     Q6_K = "q6_k"
     Q8_0 = "q8_0"
     F16 = "f16"
@@ -53,17 +57,17 @@ _ALIASES = {
     "fp32": "f32", "float32": "f32", "float": "f32",
     "fp16": "f16", "float16": "f16", "half": "f16",
     "bfloat16": "bf16",
-    "q4_k": "q4_k_m",
+    "q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m",
 }  # fmt: skip
 
 _LATER = {
     name: nearest
     for nearest, names in (
-        ("q4_k_m",
-         "q2_k q2_k_s q3_k q3_k_s q3_k_m q3_k_l q4_0 q4_1 q4_k_s iq1_s iq1_m iq2_xxs iq2_xs iq2_s "
-         "iq2_m iq3_xxs iq3_xs iq3_s iq3_m iq4_nl iq4_xs tq1_0 tq2_0 mxfp4 mxfp4_moe nvfp4 fp4 nf4 "
-         "int4 int4_awq w4a16 w4a16_awq w4a16_gptq w4a8_awq awq gptq"),
-        ("q6_k", "q5_0 q5_1 q5_k q5_k_s q5_k_m"),
+        ("q2_k", "q2_k_s iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq2_m tq1_0 tq2_0"),
+        ("q3_k_m", "q3_k_s q3_k_l iq3_xxs iq3_xs iq3_s iq3_m"),
+        ("q4_k_s", "q4_0 iq4_nl iq4_xs mxfp4 mxfp4_moe nvfp4 fp4 nf4"),
+        ("q4_k_m", "q4_1 int4 int4_awq w4a16 w4a16_awq w4a16_gptq w4a8_awq awq gptq"),
+        ("q5_k_m", "q5_0 q5_1 q5_k_s"),
         ("q8_0", "q8_1 q8_k int8 int8_sq w8a16 w8a8 w8a8_sq_per_channel fp8 fp8_e4m3 fp8_rowwise "
          "mxfp8"),
     )

@@ -2,11 +2,7 @@
 
 Source: `llama_tensor_get_type_impl` and `tensor_type_fallback` in llama.cpp's src/llama-quant.cpp
 (as shipped in llama-cpp-python 0.3.36), so that quality and size can be compared tensor by tensor.
-Differences, on purpose:
-
-- no rule looks at the architecture's name, so Falcon's own mix is left out;
-- llama.cpp stores a few tensors as q5_k (`attn_output` with 8 experts, half of `attn_v` in
-  80-layer models), a format we don't have: they become q6_k, the next larger one.
+One difference, on purpose: no rule looks at the architecture's name, so Falcon's own mix is left out.
 """
 
 from __future__ import annotations
@@ -17,15 +13,13 @@ from dataclasses import dataclass
 from .names import Quantization
 from .roles import UNQUANTIZED, VALUE_LIKE, Role
 
-BLOCK = {"f32": 1, "f16": 1, "bf16": 1, "q8_0": 32, "q5_0": 32, "q4_k": 256, "q5_k": 256,
-         "q6_k": 256}  # fmt: skip
+BLOCK = {"f32": 1, "f16": 1, "bf16": 1,
+         "q8_0": 32, "q5_0": 32, "q5_1": 32, "q4_0": 32, "q4_1": 32,
+         "q2_k": 256, "q3_k": 256, "q4_k": 256, "q5_k": 256, "q6_k": 256}  # fmt: skip
 """Elements per block; K must be a multiple."""
 
-SMALLER_BLOCK = {"q4_k": "q5_0", "q5_k": "q8_0", "q6_k": "q8_0"}
+SMALLER_BLOCK = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 """What takes the place of a format whose blocks are too long for K."""
-
-SUBSTITUTE = {"q5_k": "q6_k"}
-"""Formats that llama.cpp uses and we don't have."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +62,11 @@ class Case:
         return self.role in VALUE_LIKE
 
     @property
+    def shares_values(self) -> bool:
+        """Values of a 70B model, where eight heads share them."""
+        return self.is_value and self.model.layers == 80 and self.model.kv_heads != self.model.heads
+
+    @property
     def gets_more_bits(self) -> bool:
         """The first eighth of the layers, the last eighth, and every third one between."""
         first = self.count // 8
@@ -94,18 +93,46 @@ _EIGHT_EXPERTS = (
     Rule("values, 8 experts", "q8_0", lambda c: c.is_value and c.model.experts == 8),
     Rule("keys, 8 experts", "q8_0", lambda c: c.role == Role.ATTN_K and c.model.experts == 8),
 )
-_MORE_BITS = (
-    Rule("values, sensitive layer", "q6_k", lambda c: c.is_value and c.gets_more_bits),
-    Rule("values shared by many heads, 80 layers", "q5_k",
-         lambda c: c.is_value and c.model.layers == 80 and c.model.kv_heads != c.model.heads),
-    Rule("ffn_down, sensitive layer", "q6_k",
-         lambda c: c.role == Role.FFN_DOWN and c.gets_more_bits),
+_OUTPUT_OF_EIGHT = (
     Rule("attention output, 8 experts", "q5_k",
          lambda c: c.role == Role.ATTN_OUTPUT and c.model.experts == 8),
 )  # fmt: skip
+_SHARED_VALUES = (
+    Rule("values shared by many heads, 80 layers", "q5_k", lambda c: c.shares_values),
+)
+_MORE_BITS = (
+    Rule("values, sensitive layer", "q6_k", lambda c: c.is_value and c.gets_more_bits),
+    Rule("ffn_down, sensitive layer", "q6_k",
+         lambda c: c.role == Role.FFN_DOWN and c.gets_more_bits),
+)  # fmt: skip
+_Q4_K_S = (
+    Rule("values, first layers", "q5_k", lambda c: c.is_value and c.index < 4),
+    Rule("ffn_down, first eighth", "q5_k",
+         lambda c: c.role == Role.FFN_DOWN and c.index < c.count // 8),
+)  # fmt: skip
+_Q3_K_M = (
+    Rule("values, first layers", "q5_k", lambda c: c.is_value and c.index < 2),
+    Rule("values", "q4_k", lambda c: c.is_value),
+    Rule("ffn_down, first sixteenth", "q5_k",
+         lambda c: c.role == Role.FFN_DOWN and c.index < c.count // 16),
+    Rule("ffn_down", "q4_k", lambda c: c.role == Role.FFN_DOWN),
+    Rule("attention output", "q4_k", lambda c: c.role == Role.ATTN_OUTPUT),
+)  # fmt: skip
+_Q2_K = (
+    Rule("values shared by four heads", "q4_k",
+         lambda c: c.is_value and c.model.heads // max(1, c.model.kv_heads) >= 4),
+    Rule("values", "q3_k", lambda c: c.is_value),
+    Rule("ffn_down", "q3_k", lambda c: c.role == Role.FFN_DOWN),
+    Rule("attention output", "q3_k", lambda c: c.role == Role.ATTN_OUTPUT),
+)  # fmt: skip
+_SMALL = _OUTPUT + _EIGHT_EXPERTS + _OUTPUT_OF_EIGHT
 
 MIXES: dict[Quantization, tuple[str, tuple[Rule, ...]]] = {
-    Quantization.Q4_K_M: ("q4_k", _OUTPUT + _EIGHT_EXPERTS + _MORE_BITS),
+    Quantization.Q2_K: ("q2_k", _SMALL + _SHARED_VALUES + _Q2_K),
+    Quantization.Q3_K_M: ("q3_k", _SMALL + _SHARED_VALUES + _Q3_K_M),
+    Quantization.Q4_K_S: ("q4_k", _SMALL + _SHARED_VALUES + _Q4_K_S),
+    Quantization.Q4_K_M: ("q4_k", _SMALL + _MORE_BITS + _SHARED_VALUES),
+    Quantization.Q5_K_M: ("q5_k", _OUTPUT + _EIGHT_EXPERTS + _MORE_BITS),
     Quantization.Q6_K: ("q6_k", _OUTPUT + _EIGHT_EXPERTS),
     Quantization.Q8_0: ("q8_0", ()),
     Quantization.F16: ("f16", ()),
@@ -121,12 +148,11 @@ def choose(quantization: Quantization, case: Case, rank: int) -> tuple[str, str,
         return "f32", "never quantised", ""
     base, rules = MIXES[quantization]
     rule = next((r for r in rules if r.applies(case)), Rule("base format", base, lambda _: True))
-    stored = SUBSTITUTE.get(rule.format, rule.format)
-    reason = f"{rule.format} is not in this version" if stored != rule.format else ""
-    fitting = _fit(stored, case.k)
-    if fitting != stored:
-        reason = f"K = {case.k} is not a multiple of {BLOCK[stored]}, which {stored} needs"
-    return fitting, rule.why, reason
+    fitting = _fit(rule.format, case.k)
+    if fitting == rule.format:
+        return fitting, rule.why, ""
+    needs = f"{BLOCK[rule.format]}, which {rule.format} needs"
+    return fitting, rule.why, f"K = {case.k} is not a multiple of {needs}"
 
 
 def _fit(format: str, k: int) -> str:

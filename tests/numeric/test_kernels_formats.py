@@ -10,14 +10,9 @@ from spikeinfer import kernels
 from spikeinfer.kernels import FORMATS, Format
 
 GGUF_TYPES: dict[Format, GGMLQuantizationType] = {
-    "f16": GGMLQuantizationType.F16,
-    "bf16": GGMLQuantizationType.BF16,
-    "q8_0": GGMLQuantizationType.Q8_0,
-    "q5_0": GGMLQuantizationType.Q5_0,
-    "q4_k": GGMLQuantizationType.Q4_K,
-    "q6_k": GGMLQuantizationType.Q6_K,
+    fmt: GGMLQuantizationType[fmt.upper()] for fmt in FORMATS if fmt != "f32"
 }
-BLOCKS: tuple[Format, ...] = ("q8_0", "q5_0", "q4_k", "q6_k")
+BLOCKS = tuple(fmt for fmt in FORMATS if kernels.block_elements(fmt) > 1)
 ROWS = (1, 2, 15, 16, 17, 33)
 
 
@@ -97,12 +92,73 @@ def read_q8_0(tile: np.ndarray) -> np.ndarray:
 
 
 def read_q5_0(tile: np.ndarray) -> np.ndarray:
-    words = tile[32:96].view(np.uint64)
+    codes = nibble_codes(tile[96:]) + 16 * fifth_bits(tile[32:96].view(np.uint64))
+    return halves(tile[:32])[:, None] * (by_row(codes).astype(np.float32) - 16)
+
+
+def fifth_bits(words: np.ndarray) -> np.ndarray:
+    """64-bit words [lines] -> one bit each [lines, 16, 4]."""
     bits = (words[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
-    nibbles = lines(tile[96:].reshape(4, 64))
-    low = np.concatenate([nibbles & 15, nibbles >> 4])
-    codes = by_row(low + 16 * lines(bits.astype(np.uint8))).astype(np.float32)
-    return halves(tile[:32])[:, None] * (codes - 16)
+    return lines(bits.astype(np.uint8))
+
+
+def nibble_codes(data: np.ndarray) -> np.ndarray:
+    nibbles = lines(data.reshape(4, 64))
+    return np.concatenate([nibbles & 15, nibbles >> 4])
+
+
+def read_q5_1(tile: np.ndarray) -> np.ndarray:
+    codes = nibble_codes(tile[128:]) + 16 * fifth_bits(tile[64:128].view(np.uint64))
+    d, m = halves(tile[:32]), halves(tile[32:64])
+    return d[:, None] * by_row(codes).astype(np.float32) + m[:, None]
+
+
+def read_q4_0(tile: np.ndarray) -> np.ndarray:
+    return halves(tile[:32])[:, None] * (by_row(nibble_codes(tile[32:])).astype(np.float32) - 8)
+
+
+def read_q4_1(tile: np.ndarray) -> np.ndarray:
+    d, m = halves(tile[:32]), halves(tile[32:64])
+    return d[:, None] * by_row(nibble_codes(tile[64:])).astype(np.float32) + m[:, None]
+
+
+def read_q2_k(tile: np.ndarray) -> np.ndarray:
+    d, dmin, out = halves(tile[:32]), halves(tile[32:64]), []
+    for group in tile[64:].reshape(4, 320):
+        scales, pairs = group[:64].reshape(4, 16), lines(group[64:].reshape(4, 64))
+        for q in range(4):
+            codes = by_row(pairs >> (2 * q) & 3).astype(np.float32)
+            scale, minimum = d * (scales[q] & 15), dmin * (scales[q] >> 4)
+            out.append(scale[:, None] * codes - minimum[:, None])
+    return np.concatenate(out, axis=1)
+
+
+def read_q3_k(tile: np.ndarray) -> np.ndarray:
+    d, out = halves(tile[:32]), []
+    for group in tile[32:].reshape(4, 432):
+        low, high = group[:32].reshape(2, 16), group[32:48]
+        words = group[48:176].view(np.uint64).reshape(4, 4)
+        pairs = lines(group[176:].reshape(4, 64))
+        for q in range(4):
+            scale = (low[q // 2] >> (4 * (q % 2)) & 15) | (high >> (2 * q) & 3) << 4
+            codes = by_row((pairs >> (2 * q) & 3) + 4 * fifth_bits(words[q])).astype(np.float32)
+            out.append((d * (scale.astype(np.float32) - 32))[:, None] * (codes - 4))
+    return np.concatenate(out, axis=1)
+
+
+def read_q5_k(tile: np.ndarray) -> np.ndarray:
+    d, dmin, out = halves(tile[:32]), halves(tile[32:64]), []
+    for group in tile[64:].reshape(4, 688):
+        scale_low, min_low, high = group[:48].reshape(3, 16)
+        words = group[48:176].view(np.uint64).reshape(2, 8)
+        nibbles = lines(group[176:].reshape(8, 64))
+        for b in range(2):
+            scale = (scale_low >> (4 * b) & 15) | (high >> (2 * b) & 3) << 4
+            minimum = (min_low >> (4 * b) & 15) | (high >> (4 + 2 * b) & 3) << 4
+            codes = by_row((nibbles >> (4 * b) & 15) + 16 * fifth_bits(words[b]))
+            part = (d * scale)[:, None] * codes.astype(np.float32)
+            out.append(part - (dmin * minimum)[:, None])
+    return np.concatenate(out, axis=1)
 
 
 def read_q4_k(tile: np.ndarray) -> np.ndarray:
@@ -132,7 +188,10 @@ def read_q6_k(tile: np.ndarray) -> np.ndarray:
     return np.concatenate(out, axis=1)
 
 
-READERS = {"q8_0": read_q8_0, "q5_0": read_q5_0, "q4_k": read_q4_k, "q6_k": read_q6_k}
+READERS = {
+    "q8_0": read_q8_0, "q5_0": read_q5_0, "q5_1": read_q5_1, "q4_0": read_q4_0, "q4_1": read_q4_1,
+    "q2_k": read_q2_k, "q3_k": read_q3_k, "q4_k": read_q4_k, "q5_k": read_q5_k, "q6_k": read_q6_k,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fmt", BLOCKS)

@@ -14,7 +14,7 @@ import torch
 from spikeinfer import kernels
 from spikeinfer.kernels import FORMATS, Activation, Format, PackedMatrix
 
-BLOCKS: tuple[Format, ...] = ("q8_0", "q5_0", "q4_k", "q6_k")
+BLOCKS = tuple(fmt for fmt in FORMATS if kernels.block_elements(fmt) > 1)
 VALUES: tuple[Format, ...] = ("f32", "f16", "bf16")
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33, 64, 65)
 TIERS = ("scalar", "avx2", "avx512")
