@@ -135,7 +135,13 @@ def test_the_bytes_do_not_change_from_release_to_release() -> None:
         "bf16": "26718d131153",
         "q8_0": "24511a4e2881",
         "q5_0": "15a0790213fa",
+        "q5_1": "d6cb037c2f98",
+        "q4_0": "420db31e9404",
+        "q4_1": "af9abcf88919",
+        "q2_k": "0b526d9be136",
+        "q3_k": "419f4692b1ba",
         "q4_k": "03405a88684f",
+        "q5_k": "ea08432b5ef6",
         "q6_k": "51526d0141b9",
     }
 
