@@ -2,7 +2,7 @@
 
 Source: `llama_tensor_get_type_impl` and `tensor_type_fallback` in llama.cpp's src/llama-quant.cpp
 (as shipped in llama-cpp-python 0.3.36), so that quality and size can be compared tensor by tensor.
-One difference, on purpose: no rule looks at the architecture's name, so Falcon's own mix is left out.
+One difference, on purpose: no rule looks at the architecture's name: Falcon's own mix is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A million blocks of every format against GGUF's decoder, and quantisers against llama.cpp's own."""
+"""A million blocks of every format against GGUF's decoder; quantisers against llama.cpp's."""
 
 from __future__ import annotations
 
