@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from onnx import TensorProto
 
@@ -27,6 +29,15 @@ def nothing_ready(_: Constant) -> Blocks | None:
     return None
 
 
+Importance: TypeAlias = Callable[[Constant], npt.NDArray[np.float32] | None]
+"""How much each input channel of a constant counts: f32 ``[K]``, ``[E, K]`` for stacked experts."""
+
+
+def all_alike(_: Constant) -> npt.NDArray[np.float32] | None:
+    """Nothing is known of the inputs."""
+    return None
+
+
 def write_weights(
     graph: Graph,
     checkpoint: Checkpoint,
@@ -34,6 +45,7 @@ def write_weights(
     threads: int,
     progress: Progress,
     ready: Ready = nothing_ready,
+    importance: Importance = all_alike,
 ) -> dict[str, StoredTensor]:
     """Quantises, packs and writes every parameter of the graph; where each one lies.
 
@@ -51,7 +63,7 @@ def write_weights(
             shape=shape(const),
             role=const.role,
             parameters=(const.parameter,),
-            chunks=_chunks(const, checkpoint, threads, ready(const)),
+            chunks=_chunks(const, checkpoint, threads, ready(const), importance),
         )
         progress.advance(spec.bytes)
         stored[const.name] = _location(const, spec.offset, spec.bytes)
@@ -59,18 +71,28 @@ def write_weights(
 
 
 def _chunks(
-    const: Constant, checkpoint: Checkpoint, threads: int, blocks: Blocks | None
+    const: Constant,
+    checkpoint: Checkpoint,
+    threads: int,
+    blocks: Blocks | None,
+    importance: Importance,
 ) -> Iterator[memoryview]:
     if blocks is not None:
         assert blocks.format == const.format, (const.name, blocks.format, const.format)
         return store_blocks(blocks)
-    return _quantised(const, checkpoint, threads)
+    return _quantised(const, checkpoint, threads, importance(const))
 
 
-def _quantised(const: Constant, checkpoint: Checkpoint, threads: int) -> Iterator[memoryview]:
+def _quantised(
+    const: Constant,
+    checkpoint: Checkpoint,
+    threads: int,
+    importance: npt.NDArray[np.float32] | None,
+) -> Iterator[memoryview]:
     """Chunk by chunk; the source's pages are let go of behind it."""
     name = const.parameter or const.name
-    for chunk in store(_values(const, checkpoint), _format(const), name=name, threads=threads):
+    values = _values(const, checkpoint)
+    for chunk in store(values, _format(const), name=name, threads=threads, importance=importance):
         yield chunk
         checkpoint.release()
 

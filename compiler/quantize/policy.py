@@ -148,11 +148,15 @@ def choose(quantization: Quantization, case: Case, rank: int) -> tuple[str, str,
         return "f32", "never quantised", ""
     base, rules = MIXES[quantization]
     rule = next((r for r in rules if r.applies(case)), Rule("base format", base, lambda _: True))
-    fitting = _fit(rule.format, case.k)
-    if fitting == rule.format:
-        return fitting, rule.why, ""
-    needs = f"{BLOCK[rule.format]}, which {rule.format} needs"
-    return fitting, rule.why, f"K = {case.k} is not a multiple of {needs}"
+    format, misfit = fitting(rule.format, case.k)
+    return format, rule.why, misfit
+
+
+def fitting(format: str, k: int) -> tuple[str, str]:
+    """`format` or what takes its place for rows of k elements, and why ("" if nothing does)."""
+    stored = _fit(format, k)
+    why = f"K = {k} is not a multiple of {BLOCK[format]}, which {format} needs"
+    return stored, why if stored != format else ""
 
 
 def _fit(format: str, k: int) -> str:
