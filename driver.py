@@ -14,6 +14,7 @@ from . import __version__
 from .compiler.assembly.evidence import Scorers, limits, measure
 from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.memory import memory_report
+from .compiler.assembly.overrides import Overrides
 from .compiler.assembly.pipeline import DumpIr, Storage, passes_for, require_streaming
 from .compiler.assembly.progress import Progress
 from .compiler.assembly.request import BuildRequest
@@ -109,7 +110,8 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     dtype = str(stored).removeprefix("torch.") if request.dtype == "auto" else request.dtype
     quantization = Quantization.parse(request.quantization, dtype)
     longest = sequence_limit(request, checkpoint)
-    storage = Storage(quantization, model_facts(checkpoint))
+    overrides = Overrides(request.formats)
+    storage = Storage(quantization, model_facts(checkpoint), overrides)
     cache = kv_format(request, quantization)
     phases = passes_for(request, checkpoint, storage, cache, longest)
     tell.phase("trace")
@@ -117,6 +119,7 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     tell.phase("passes", sum(len(p.passes) for p in phases), "passes")
     watch = _Watch(request, graph, checkpoint, longest, tell)
     reports = run_pipeline(graph, phases, watch)
+    overrides.check()
     memory = memory_report(graph, request, longest)
     return _Build(request, checkpoint, quantization, storage, graph, memory, reports)
 

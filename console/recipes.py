@@ -7,6 +7,9 @@
     passes:
       without: [fuse-residual]
       options: {raise-rope: {probes: 4}}
+    formats:                    # storage formats by name, role or layer; the first that holds wins
+      - {match: "*.down_proj.weight", layers: 0-3, format: q6_k}    # a glob, or /a regex/
+      - {role: attn_v, format: q8_0}
     golden:
       set: auto                 # auto, off, or a golden set's file or name
       thresholds: {mean_kl: 0.1}
@@ -26,14 +29,16 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
+from ..compiler.assembly.overrides import CONDITIONS, Override
 from ..compiler.assembly.request import BuildRequest
 from ..errors import SpikeError
 
 VERSION = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 ELSEWHERE = ("model", "output_dir", "dump_ir", "dry_run", "calibration", "golden", "thresholds",
-             "without", "pass_options")  # fmt: skip
+             "without", "pass_options", "formats")  # fmt: skip
 """Of this run, or said in a section of their own."""
+SECTIONS = ("version", "build", "passes", "formats", "golden")
 NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -109,7 +114,7 @@ class _Reader:
         """BuildRequest options of a whole recipe."""
         if root is None:
             raise self.error("SPK814", 1, "is empty", f"Begin it with `version: {VERSION}`.")
-        top = self.entries(root, "the recipe", ("version", "build", "passes", "golden"))
+        top = self.entries(root, "the recipe", SECTIONS)
         self.check_version(top)
         options: dict[str, object] = {}
         types = option_types()
@@ -120,6 +125,8 @@ class _Reader:
             options["without"] = self.names(passes["without"][1])
         if "options" in passes:
             options["pass_options"] = self.pass_options(passes["options"][1])
+        if "formats" in top:
+            options["formats"] = self.formats(top["formats"][1])
         golden = self.part(top, "golden", ("set", "thresholds"))
         if "set" in golden:
             options["golden"] = self.golden(golden["set"][1])
@@ -184,6 +191,30 @@ class _Reader:
             }
             for name, (_, child) in found.items()
         }
+
+    def formats(self, node: yaml.Node) -> tuple[Override, ...]:
+        """Overrides in order."""
+        if not isinstance(node, yaml.SequenceNode):
+            raise self.wrong(node, "formats", "a list of overrides")
+        return tuple(self.override(item) for item in node.value)
+
+    def override(self, node: yaml.Node) -> Override:
+        """One entry of `formats`; SPK820 with its line for a value that means nothing."""
+        found = self.entries(node, "an override", ("format", *CONDITIONS))
+        if "format" not in found:
+            line = node.start_mark.line + 1
+            raise self.error("SPK820", line, "an override has no format", "Add `format: q6_k`.")
+        texts = {}
+        for key, (_, value) in found.items():
+            plain = _plain(value)  # YAML reads `layers: 3` as a number
+            if not isinstance(plain, str) and not (key == "layers" and type(plain) is int):
+                raise self.wrong(value, key, "a text")
+            texts[key] = str(plain)
+        try:
+            return Override(**texts)
+        except SpikeError as error:
+            line = node.start_mark.line + 1
+            raise self.error(error.code, line, error.what.rstrip("."), error.remedy) from error
 
     def golden(self, node: yaml.Node) -> str:
         """``auto``, ``off`` (which YAML reads as false), or a file beside the recipe, or a name."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ...errors import ExitCode, SpikeError
+from .overrides import Override
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
@@ -42,6 +43,7 @@ class BuildRequest:
         calibration: text file on which values are observed for ``dtype``; None is our own text.
         without: passes to leave out.
         pass_options: options by pass name.
+        formats: storage formats settled by name, role or layer; the first that holds wins.
         dry_run: stop before any weight is read and say what would be built.
         verify_passes: run the reference interpreter before and after each pass.
         dump_ir: directory for one IR file per phase.
@@ -67,6 +69,7 @@ class BuildRequest:
     calibration: Path | None = None
     without: tuple[str, ...] = ()
     pass_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    formats: tuple[Override, ...] = ()
     dry_run: bool = False
     verify_passes: bool = False
     dump_ir: Path | None = None
@@ -110,6 +113,7 @@ class BuildRequest:
         kept["golden"] = Path(self.golden).name
         kept["calibration"] = Path(self.calibration).name if self.calibration else "own text"
         kept["without"] = list(self.without)
+        kept["formats"] = [override.to_json() for override in self.formats]
         for view_only in ("dry_run", "keep_failed", "workers", "verify_passes"):
             del kept[view_only]
         return kept

@@ -33,10 +33,12 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Given:
-    """A format that is settled before the rules are asked: `why` says by what."""
+    """A format that is settled before the rules are asked: `why` says by what, `fallback` what did
+    not fit, if it is not the one that was asked for."""
 
     format: str
     why: str
+    fallback: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ def plan(
     for tensor, (index, count) in zip(tensors, positions, strict=True):
         case = Case(tensor.role, tensor.shape[-1], index, count, model)
         if given and tensor.name in given:
-            format, why, fallback = given[tensor.name].format, given[tensor.name].why, ""
+            settled = given[tensor.name]
+            format, why, fallback = settled.format, settled.why, settled.fallback
         else:
             format, why, fallback = choose(quantization, case, len(tensor.shape))
         size = stored_bytes(format, tensor.shape)

@@ -153,3 +153,41 @@ def test_an_unknown_recipe_names_the_nearest(name: str, near: str) -> None:
         recipes.load(name)
     assert caught.value.code == "SPK810"
     assert f"Did you mean {near}?" in caught.value.remedy
+
+
+def test_formats_in_order(tmp_path: Path) -> None:
+    text = """
+version: 1
+formats:
+  - {match: "*.down_proj.weight", layers: 0-3, format: q6_k}
+  - {role: attn_v, format: q8_0}
+  - {layers: 3, format: f16}
+"""
+    options = recipes.load(write(tmp_path, text)).options
+    request = BuildRequest(**PATHS, **options)
+    assert [str(override) for override in request.formats] == [
+        "match *.down_proj.weight, layers 0-3", "role attn_v", "layers 3",
+    ]  # fmt: skip
+    assert request.options()["formats"][2] == {"format": "f16", "layers": "3"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("{role: attn_v, format: q6k}", ["line 3", "format 'q6k'", "Did you mean q6_k?"]),
+        ("{role: attn_w, format: q6_k}", ["line 3", "role 'attn_w'", "Did you mean attn_"]),
+        ("{format: q6_k}", ["line 3", "no condition", "match, role, layers"]),
+        ("{role: attn_v}", ["line 3", "no format"]),
+        ("{layers: 3-1, format: f16}", ["line 3", "'3-1'", "0-3"]),
+        ("{layers: last, format: f16}", ["line 3", "'last'"]),
+        ("{match: '/(/', format: f16}", ["line 3", "no regular expression"]),
+        ("{math: x, format: f16}", ["line 3", "SPK812", "match"]),
+        ("{role: 3, format: f16}", ["line 3", "SPK813", "a text"]),
+    ],
+)
+def test_overrides_that_mean_nothing(tmp_path: Path, entry: str, words: list[str]) -> None:
+    error = refused(tmp_path, f"version: 1\nformats:\n  - {entry}\n")
+    if not any(word.startswith("SPK") for word in words):
+        assert error.code == "SPK820"
+    for word in words:
+        assert word in str(error), word
