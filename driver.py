@@ -30,6 +30,7 @@ from .compiler.assembly.tokenizer import compact_tokenizer
 from .compiler.assembly.weights import Ready, nothing_ready, total_bytes, write_weights
 from .compiler.backends import emit_onnx
 from .compiler.engine import EngineConfig, EngineWriter, Evidence, Manifest
+from .compiler.engine.config import RELATIVE_ERROR
 from .compiler.engine.manifest import MODEL, WEIGHTS
 from .compiler.frontend.checkpoint import Checkpoint
 from .compiler.frontend.import_model import import_model
@@ -190,18 +191,19 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         writer.require_space(size + SPARE)
         tell.phase("weights", size, "bytes")
         with writer.weights() as weights:
-            stored = write_weights(graph, checkpoint, weights, request.workers, tell, work.ready)
+            written = write_weights(graph, checkpoint, weights, request.workers, tell, work.ready)
         tell.phase("engine")
         rows = {s.name: row_bytes(s) for s in graph.states.values() if s.kind == "kv"}
-        model = emit_onnx(graph, stored, WEIGHTS, rows, request.tokens_per_block)
+        model = emit_onnx(graph, written.tensors, WEIGHTS, rows, request.tokens_per_block)
         writer.write(MODEL, model.SerializeToString(deterministic=True))
         for path in checkpoint.tokenizer_files():
             if path.name == TOKENIZER:
                 writer.write(TOKENIZER, compact_tokenizer(path))
             else:
                 writer.copy(path)
+        measured = {RELATIVE_ERROR: written.errors}
         config = engine_config(
-            request, checkpoint, graph, weights.specs, work.reports, plan, work.memory
+            request, checkpoint, graph, weights.specs, work.reports, plan, work.memory, measured
         )
         writer.stage(config, provenance(request, checkpoint))
         tell.phase("golden gate")

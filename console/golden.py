@@ -86,6 +86,7 @@ def check(engine_path: Path, golden: str, limits: Mapping[str, float], terminal:
     rows: list[tuple[str, object]] = [
         ("Set", f"{report.golden}, {report.sequences} sequences, {report.positions} positions"),
         ("Mean KL", f"{report.mean_kl:.4g} nats (limit {thresholds.mean_kl:.4g})"),
+        ("Median KL", f"{report.median_kl:.4g} nats"),
         ("p99 KL", f"{report.p99_kl:.4g} nats (limit {thresholds.p99_kl:.4g})"),
         ("Worst", f"{report.max_kl:.4g} nats at {report.worst}"),
         ("Top-1", f"{report.top1:.2%} (limit {thresholds.top1:.2%})"),

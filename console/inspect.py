@@ -13,6 +13,7 @@ from typing import Any
 from ..compiler.engine import EngineDirectory, PassEntry, WeightSpec
 from ..errors import ExitCode
 from .build import config_rows, memory_line
+from .inspect_quantization import quantization_data, quantization_text
 from .precision import precision_text
 from .tables import facts, section, sections, size, table
 from .terminal import Terminal
@@ -146,25 +147,6 @@ def _saved(entry: PassEntry) -> tuple[object, object]:
     return f"{saved['bytes per token']:,}", saved["launches"]
 
 
-def quantization_text(engine: EngineDirectory) -> str:
-    """Which rule gave which tensors their format."""
-    storage = engine.config.spike.report.get("storage")
-    plan = storage if isinstance(storage, list | tuple) else []
-    columns = ("role", "format", "tensors", "megabytes", "why", "instead of")
-    rows = [tuple(row.get(column, "") for column in columns) for row in plan]
-    header = ("Role", "Format", "#Tensors", "#MB", "Rule", "Fallback because")
-    model = engine.config.pretrained_config.quantization
-    bits = engine.config.spike.report.get("bits per weight")
-    head = facts(
-        [
-            ("Weights", model.quant_algo),
-            ("KV cache", model.kv_cache_quant_algo),
-            ("Bits per weight", bits),
-        ]
-    )
-    return sections([head, table(header, rows)])
-
-
 def report_data(engine: EngineDirectory) -> dict[str, Any]:
     """Everything: config, manifest, evidence."""
     return {
@@ -177,16 +159,6 @@ def report_data(engine: EngineDirectory) -> dict[str, Any]:
 
 def _part(name: str) -> Callable[[EngineDirectory], object]:
     return lambda engine: [dataclasses.asdict(e) for e in getattr(engine.config.spike, name)]
-
-
-def quantization_data(engine: EngineDirectory) -> dict[str, Any]:
-    """Formats and the rules behind them."""
-    report = engine.config.spike.report
-    return {
-        **dataclasses.asdict(engine.config.pretrained_config.quantization),
-        "bits_per_weight": report.get("bits per weight"),
-        "storage": report.get("storage"),
-    }
 
 
 View = tuple[Callable[[EngineDirectory], str], Callable[[EngineDirectory], object]]

@@ -100,6 +100,7 @@ def evidence_of(report: GoldenReport, set_hash: str, reference: dict[str, str]) 
     t = report.thresholds
     rows = [
         Measurement("mean KL (nats)", report.mean_kl, t.mean_kl),
+        Measurement("median KL (nats)", report.median_kl),
         Measurement("p99 KL (nats)", report.p99_kl, t.p99_kl),
         Measurement("max KL (nats)", report.max_kl, t.max_kl),
         Measurement("top-1 agreement", report.top1, t.top1, "higher"),

@@ -120,8 +120,9 @@ def engine_config(
     reports: Sequence[PassReport],
     plan: StoragePlan,
     memory: Mapping[str, object],
+    measured: Mapping[str, object],
 ) -> EngineConfig:
-    """The whole of config.json."""
+    """The whole of config.json; `measured` are figures per tensor for the report."""
     vocab = graph.outputs[0].shape[-1]
     assert not isinstance(vocab, SymDim)
     return EngineConfig(
@@ -137,7 +138,7 @@ def engine_config(
             weights=tuple(weights),
             precision=precision_table(graph, reports),
             passes=tuple(map(_entry, reports)),
-            report=_report(checkpoint, reports, plan, memory),
+            report={**_report(checkpoint, reports, plan, memory), **measured},
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
@@ -15,7 +16,8 @@ from ..backends import StoredTensor
 from ..engine import WeightsWriter
 from ..frontend.checkpoint import Checkpoint
 from ..ir import Constant, Graph
-from ..quantize import Blocks, store, store_blocks, stored_bytes
+from ..quantize import Blocks, ErrorMeter, store, store_blocks, stored_bytes
+from ..quantize.error import sampled_step
 from .progress import Progress
 
 ARRAY = "array"
@@ -38,6 +40,14 @@ def all_alike(_: Constant) -> npt.NDArray[np.float32] | None:
     return None
 
 
+@dataclass
+class Written:
+    """What stands in rank0.weights: where each tensor lies, and each matrix's relative error."""
+
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+
+
 def write_weights(
     graph: Graph,
     checkpoint: Checkpoint,
@@ -46,28 +56,31 @@ def write_weights(
     progress: Progress,
     ready: Ready = nothing_ready,
     importance: Importance = all_alike,
-) -> dict[str, StoredTensor]:
-    """Quantises, packs and writes every parameter of the graph; where each one lies.
+) -> Written:
+    """Quantises, packs and writes every parameter of the graph.
 
     Memory stays bounded by one chunk and, where a parameter is stacked or split, that parameter.
 
     Raises:
         SpikeError: SPK403 for values that cannot be stored, SPK503/514 from the disk.
     """
-    stored: dict[str, StoredTensor] = {}
+    written = Written()
     for const in parameters(graph):
         assert const.parameter is not None
+        meter = ErrorMeter()
         spec = writer.append(
             const.name,
             format="f32" if const.format == ARRAY else const.format,
             shape=shape(const),
             role=const.role,
             parameters=(const.parameter,),
-            chunks=_chunks(const, checkpoint, threads, ready(const), importance),
+            chunks=_chunks(const, checkpoint, threads, ready(const), importance, meter),
         )
         progress.advance(spec.bytes)
-        stored[const.name] = _location(const, spec.offset, spec.bytes)
-    return stored
+        written.tensors[const.name] = _location(const, spec.offset, spec.bytes)
+        if const.format != ARRAY:
+            written.errors[const.name] = meter.relative
+    return written
 
 
 def _chunks(
@@ -76,11 +89,14 @@ def _chunks(
     threads: int,
     blocks: Blocks | None,
     importance: Importance,
+    meter: ErrorMeter,
 ) -> Iterator[memoryview]:
     if blocks is not None:
         assert blocks.format == const.format, (const.name, blocks.format, const.format)
+        _measure(blocks, _values(const, checkpoint), meter)
+        checkpoint.release()
         return store_blocks(blocks)
-    return _quantised(const, checkpoint, threads, importance(const))
+    return _quantised(const, checkpoint, threads, importance(const), meter)
 
 
 def _quantised(
@@ -88,13 +104,26 @@ def _quantised(
     checkpoint: Checkpoint,
     threads: int,
     importance: npt.NDArray[np.float32] | None,
+    meter: ErrorMeter,
 ) -> Iterator[memoryview]:
     """Chunk by chunk; the source's pages are let go of behind it."""
-    name = const.parameter or const.name
-    values = _values(const, checkpoint)
-    for chunk in store(values, _format(const), name=name, threads=threads, importance=importance):
+    values, name, format = _values(const, checkpoint), const.parameter or const.name, _format(const)
+    for chunk in store(
+        values, format, name=name, threads=threads, importance=importance, meter=meter
+    ):
         yield chunk
         checkpoint.release()
+
+
+def _measure(blocks: Blocks, values: torch.Tensor, meter: ErrorMeter) -> None:
+    """The error of ready blocks, of some rows of each matrix."""
+    matrices = (
+        zip(values, blocks.rows, strict=True) if values.ndim == 3 else [(values, blocks.rows)]
+    )
+    for matrix, rows in matrices:
+        step = sampled_step(matrix.numel())
+        sample = np.ascontiguousarray(matrix[::step].float().numpy())
+        meter.add(sample, rows[::step], blocks.format)
 
 
 def parameters(graph: Graph) -> list[Constant]:

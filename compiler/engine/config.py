@@ -16,6 +16,12 @@ FORMAT_VERSION = 2
 PAGE = 4096
 """Alignment of every tensor in rank0.weights, in bytes."""
 
+RELATIVE_ERROR = "relative error"
+"""Key of the report: rms(W - stored W) / rms(W) of each matrix."""
+
+KL_SHARE = "share of KL"
+"""Key of the report: each matrix's share of the predicted divergence, if it was measured."""
+
 
 @dataclass(frozen=True)
 class QuantizationConfig:

@@ -56,6 +56,7 @@ class GoldenReport:
     sequences: int
     positions: int
     mean_kl: float
+    median_kl: float
     p99_kl: float
     max_kl: float
     worst: str
@@ -87,7 +88,8 @@ class GoldenReport:
         """One line for a terminal."""
         verdict = "passed" if self.passed else "FAILED"
         return (
-            f"golden {self.golden}: {verdict}, mean KL {self.mean_kl:.2g} (p99 {self.p99_kl:.2g}), "
+            f"golden {self.golden}: {verdict}, mean KL {self.mean_kl:.2g} "
+            f"(median {self.median_kl:.2g}, p99 {self.p99_kl:.2g}), "
             f"top-1 {self.top1:.1%}, perplexity x{self.perplexity_ratio:.4f}, "
             f"{len(self.divergences)}/{self.continuations} continuations differ, "
             f"{self.positions} positions"
@@ -161,6 +163,7 @@ def summarise(
         sequences=len(comparisons),
         positions=int(kl.size),
         mean_kl=float(kl.mean()),
+        median_kl=float(np.median(kl)),
         p99_kl=float(np.sort(kl)[int(0.99 * (kl.size - 1))]),
         max_kl=float(kl.max()),
         worst=_worst(comparisons),

@@ -2,11 +2,12 @@
 
 names.py    quantisation names      roles.py   what a tensor is for
 policy.py   the rules, as a table   plan.py    the rules applied to a whole model
-store.py    quantise and pack, streaming
+store.py    quantise and pack, streaming    error.py   how far that is from the source
 """
 
 from __future__ import annotations
 
+from .error import ErrorMeter
 from .names import Quantization
 from .plan import Choice, Given, StoragePlan, TensorSpec, plan, stored_bytes
 from .policy import ModelFacts
@@ -18,6 +19,7 @@ __all__ = [
     "CHUNK_ELEMENTS",
     "Blocks",
     "Choice",
+    "ErrorMeter",
     "Given",
     "ModelFacts",
     "Quantization",

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ...errors import SpikeError
 from ...kernels import Format, pack, quantize
+from .error import ErrorMeter
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,7 @@ def store(
     threads: int = 0,
     importance: npt.NDArray[np.float32] | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
+    meter: ErrorMeter | None = None,
 ) -> Iterator[memoryview]:
     """The bytes of a tensor in rank0.weights, in order, a chunk at a time.
 
@@ -47,6 +49,7 @@ def store(
         importance: of the input channels, f32 ``[K]``, ``[E, K]`` for stacked experts; None to
             quantise without.
         chunk_elements: bound on the elements held as f32.
+        meter: is given every chunk of a matrix with what it became.
 
     Raises:
         SpikeError: SPK403 naming the first value that is NaN, infinite, or too large for `format`.
@@ -61,9 +64,9 @@ def store(
                 label = f"{name}[{expert}]"
                 own = None if importance is None else importance[expert]
                 yield from store(part[expert], format, name=label, threads=threads, importance=own,
-                                 chunk_elements=chunk_elements)  # fmt: skip
+                                 chunk_elements=chunk_elements, meter=meter)  # fmt: skip
     else:
-        yield from _store_matrix(parts, format, name, threads, importance, chunk_elements)
+        yield from _store_matrix(parts, format, name, threads, importance, chunk_elements, meter)
 
 
 def _store_vector(parts: Sequence[Tensor], format: str, name: str) -> Iterator[memoryview]:
@@ -83,6 +86,7 @@ def _store_matrix(
     threads: int,
     importance: npt.NDArray[np.float32] | None,
     chunk_elements: int,
+    meter: ErrorMeter | None,
 ) -> Iterator[memoryview]:
     k = int(parts[0].shape[1])
     if any(part.ndim != 2 or part.shape[1] != k for part in parts):
@@ -94,6 +98,8 @@ def _store_matrix(
         except ValueError:
             _raise_if_unrepresentable(name, rows, first, format)
             raise
+        if meter is not None:
+            meter.add(rows, blocks, format)
         yield pack(blocks, cast(Format, format), len(rows), k).data
 
 

@@ -210,6 +210,12 @@ def _plan(report: Any) -> Any:
         ("passes", "Bytes saved", lambda d: any("saved" in e["facts"] for e in d)),
         ("passes", "raise-rope", lambda d: any(e["name"] == "alias-kv" for e in d)),
         ("quantization", "base format", lambda d: d["quant_algo"] == "f32"),
+        (
+            "quantization",
+            "Rel. error",
+            lambda d: {m["relative_error"] for m in d["matrices"]} == {0},
+        ),
+        ("quantization", "not measured", lambda d: d["matrices"][0]["share_of_kl"] is None),
     ],
 )
 def test_inspect(engine: Path, view: str, text: str, pick: Callable[[Any], bool]) -> None:
