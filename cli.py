@@ -117,9 +117,18 @@ def build(
     profiling_verbosity: Annotated[
         Literal["none", "layer_names_only", "detailed"] | None, Flag(help="Only none, so far.")
     ] = None,
-    max_kl: Annotated[float | None, Flag(help="(not in this version)")] = None,
+    max_kl: Annotated[
+        float | None,
+        Flag(help="Choose formats: the smallest engine whose measured mean KL is at most this."),
+    ] = None,
+    max_bpw: Annotated[
+        float | None, Flag(help="Choose formats: the least KL in so many bits per weight.")
+    ] = None,
+    max_size: Annotated[
+        str | None, Flag(help="Choose formats: the least KL in a size such as 90MB.")
+    ] = None,
     calibration: Annotated[
-        Path | None, Flag(help="Text on which ranges are observed for half precision.")
+        Path | None, Flag(help="Text that half precision and quality budgets are measured on.")
     ] = None,
     target_sm: Annotated[str | None, Flag(help="(not in this version)")] = None,
     json: Json = False,

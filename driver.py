@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from . import __version__
-from .compiler.assembly.evidence import Scorers, limits, measure
+from .compiler.assembly.budget import Solver, open_solver
+from .compiler.assembly.evidence import Scorers, limits, mean_kl, measure
 from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.memory import memory_report
-from .compiler.assembly.overrides import Overrides
+from .compiler.assembly.overrides import Overrides, first_given
 from .compiler.assembly.pipeline import DumpIr, Storage, passes_for, require_streaming
 from .compiler.assembly.progress import Progress
 from .compiler.assembly.request import BuildRequest
@@ -34,7 +35,7 @@ from .compiler.engine.config import RELATIVE_ERROR
 from .compiler.engine.manifest import MODEL, WEIGHTS
 from .compiler.frontend.checkpoint import Checkpoint
 from .compiler.frontend.import_model import import_model
-from .compiler.ir import Graph
+from .compiler.ir import Graph, parse_graph, print_graph
 from .compiler.quantize import Quantization, StoragePlan
 from .errors import ExitCode, SpikeError
 from .passes.base import Pass, PassReport
@@ -68,6 +69,16 @@ class BuildResult:
     peak_memory: int | None = None
 
 
+@dataclass(frozen=True)
+class _Source:
+    """A checkpoint and its traced graph, from which one or several engines are built."""
+
+    checkpoint: Checkpoint
+    quantization: Quantization
+    longest: int
+    graph: Graph
+
+
 @dataclass
 class _Build:
     request: BuildRequest
@@ -78,6 +89,7 @@ class _Build:
     memory: Mapping[str, object]
     reports: list[PassReport] = field(default_factory=list)
     ready: Ready = nothing_ready
+    solver: Solver | None = None
 
 
 def build(request: BuildRequest, progress: Progress | None = None) -> BuildResult:
@@ -85,10 +97,13 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
 
     Raises:
         SpikeError: with the code of the part that refused; SPK580 (exit 4) if the engine is too far
-            from its source.
+            from its source, SPK420 (exit 4) if no engine keeps the quality budget.
     """
     tell = progress or Progress()
-    work = _compile(request, tell)
+    source = _trace(request, tell)
+    if request.budgeted:
+        return _solve(request, source, tell)
+    work = _place(request, source, source.graph, tell)
     assert work.storage.plan is not None
     size = total_bytes(work.graph)
     if request.dry_run:
@@ -97,11 +112,30 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
         return BuildResult(
             request.output_dir, None, off, work.reports, plan, size, work.memory, peak_memory=peak
         )
-    return _assemble(work, work.storage.plan, size, tell)
+    result = _assemble(work, work.storage.plan, size, tell)
+    assert result is not None
+    return result
 
 
-def _compile(request: BuildRequest, tell: Progress) -> _Build:
-    """Checkpoint to placed graph; reads weights only to decide about half precision."""
+def _solve(request: BuildRequest, source: _Source, tell: Progress) -> BuildResult:
+    """Chooses formats, builds and measures, until an engine keeps the budget; see compiler/solve."""
+    traced = print_graph(source.graph)  # passes rewrite in place, and every round runs them
+    work = _place(request, source, source.graph, tell)
+    overrides = Overrides(request.formats)
+    solver = open_solver(request, work.graph, work.checkpoint, overrides, source.longest, tell)
+    while True:
+        chosen = solver.selection
+        tell.note(f"round {len(solver.rounds.trials) + 1}: predicted KL {chosen.kl:.3g} nats")
+        work = _place(request, source, parse_graph(traced), tell, solver)
+        assert work.storage.plan is not None
+        result = _assemble(work, work.storage.plan, total_bytes(work.graph), tell)
+        if result is not None:
+            return result
+        solver.selection = solver.rounds.next()
+
+
+def _trace(request: BuildRequest, tell: Progress) -> _Source:
+    """Checkpoint to traced graph; reads no weights."""
     tell.phase("checkpoint")
     checkpoint = Checkpoint.open(request.model, request.model_type)
     for note in checkpoint.notes:
@@ -111,18 +145,33 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     dtype = str(stored).removeprefix("torch.") if request.dtype == "auto" else request.dtype
     quantization = Quantization.parse(request.quantization, dtype)
     longest = sequence_limit(request, checkpoint)
-    overrides = Overrides(request.formats)
-    storage = Storage(quantization, model_facts(checkpoint), overrides)
-    cache = kv_format(request, quantization)
-    phases = passes_for(request, checkpoint, storage, cache, longest)
     tell.phase("trace")
     graph = import_model(checkpoint, max_positions=longest, streaming=request.enable_streaming)
+    return _Source(checkpoint, quantization, longest, graph)
+
+
+def _place(
+    request: BuildRequest,
+    source: _Source,
+    graph: Graph,
+    tell: Progress,
+    solver: Solver | None = None,
+) -> _Build:
+    """Traced graph to placed graph; reads weights only to decide about half precision."""
+    checkpoint, longest = source.checkpoint, source.longest
+    overrides = Overrides(request.formats)
+    given = first_given(overrides, solver.given) if solver else overrides
+    storage = Storage(source.quantization, model_facts(checkpoint), given)
+    cache = kv_format(request, source.quantization)
+    phases = passes_for(request, checkpoint, storage, cache, longest)
     tell.phase("passes", sum(len(p.passes) for p in phases), "passes")
     watch = _Watch(request, graph, checkpoint, longest, tell)
     reports = run_pipeline(graph, phases, watch)
     overrides.check()
     memory = memory_report(graph, request, longest)
-    return _Build(request, checkpoint, quantization, storage, graph, memory, reports)
+    return _Build(
+        request, checkpoint, source.quantization, storage, graph, memory, reports, solver=solver
+    )
 
 
 def _check_chat_template(checkpoint: Path) -> None:
@@ -182,8 +231,8 @@ def _repro_directory(request: BuildRequest) -> Path:
     return request.output_dir.with_name(f"{request.output_dir.name}.repro")
 
 
-def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> BuildResult:
-    """Placed graph to published engine."""
+def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> BuildResult | None:
+    """Placed graph to published engine; None (only with a solver) if another one is wanted."""
     request, checkpoint, graph = work.request, work.checkpoint, work.graph
     with EngineWriter(
         request.output_dir, version=__version__, keep_failed=request.keep_failed
@@ -201,13 +250,18 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
                 writer.write(TOKENIZER, compact_tokenizer(path))
             else:
                 writer.copy(path)
-        measured = {RELATIVE_ERROR: written.errors}
+        measured = {
+            RELATIVE_ERROR: written.errors,
+            **(work.solver.figures() if work.solver else {}),
+        }
         config = engine_config(
             request, checkpoint, graph, weights.specs, work.reports, plan, work.memory, measured
         )
         writer.stage(config, provenance(request, checkpoint))
         tell.phase("golden gate")
         evidence = _gate(work, writer, tell)
+        if evidence is None:
+            return None
         tell.phase("publish")
         manifest = writer.publish()
     return BuildResult(
@@ -215,8 +269,11 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
     )
 
 
-def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence:
-    """Measures the staged engine. Raises SPK580 (exit 4) if it is too far from its source."""
+def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence | None:
+    """Measures the staged engine; None if the solver wants another one.
+
+    Raises SPK580 (exit 4) if it is too far from its source.
+    """
     states = [s.format for s in work.graph.states.values()]
     thresholds = limits(work.request, work.quantization, states[0] if states else "f32")
     with ExitStack() as stack:
@@ -227,7 +284,9 @@ def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence:
             lambda: _scorers(stack.enter_context(SpikeEngine(writer.path))),
             tell,
         )
-    writer.record(evidence)
+    if work.solver is not None and not work.solver.rounds.accept(mean_kl(evidence)):
+        return None
+    writer.record(evidence, work.solver.pareto() if work.solver else None)
     if evidence.status == "failed":
         kept = f"{work.request.output_dir}.failed" if work.request.keep_failed else ""
         raise SpikeError(

@@ -13,7 +13,6 @@ from ..errors import ExitCode, SpikeError
 from .recipes import load
 
 LATER = {
-    "max_kl": "State limits in a recipe (golden: thresholds: mean_kl: ...).",
     "target_sm": "It is for the tensorrt backend; build with --backend onnxruntime.",
 }
 """Flags that parse, but whose feature is not there yet, and what to do instead."""

@@ -5,6 +5,8 @@ Importing this needs none of the build extra, so that the command line can check
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,6 +16,8 @@ from .overrides import Override
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
+SIZES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20,
+         "gib": 1 << 30}  # fmt: skip
 KV_TYPES = ("auto", "paged", "continuous")
 BACKENDS = ("onnxruntime", "tensorrt")
 PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration")
@@ -43,6 +47,10 @@ class BuildRequest:
         calibration: text file on which values are observed for ``dtype``; None is our own text.
         without: passes to leave out.
         pass_options: options by pass name.
+        max_kl: choose formats for the smallest engine whose mean KL on held-out text, in nats, is
+            at most this.
+        max_bpw: choose formats for the least KL with at most so many bits per weight.
+        max_size: the same under a size of rank0.weights, such as ``90MB`` or ``1.5GiB``.
         formats: storage formats settled by name, role or layer; the first that holds wins.
         dry_run: stop before any weight is read and say what would be built.
         verify_passes: run the reference interpreter before and after each pass.
@@ -70,6 +78,9 @@ class BuildRequest:
     without: tuple[str, ...] = ()
     pass_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     formats: tuple[Override, ...] = ()
+    max_kl: float | None = None
+    max_bpw: float | None = None
+    max_size: str | None = None
     dry_run: bool = False
     verify_passes: bool = False
     dump_ir: Path | None = None
@@ -90,6 +101,7 @@ class BuildRequest:
         if self.workers < 0:
             raise _bad("workers", self.workers, "0 (one per CPU) or more")
         self._check_cache()
+        self._check_budget()
         if self.backend == "tensorrt":
             raise SpikeError(
                 "SPK802",
@@ -97,6 +109,48 @@ class BuildRequest:
                 "--backend tensorrt is not in this version.",
                 "Build with --backend onnxruntime.",
                 ExitCode.UNSUPPORTED,
+            )
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether formats are chosen by a quality budget, instead of by `quantization`."""
+        return any(v is not None for v in (self.max_kl, self.max_bpw, self.max_size))
+
+    @property
+    def size_limit(self) -> int | None:
+        """`max_size` in bytes."""
+        if self.max_size is None:
+            return None
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?b)?\s*", self.max_size.lower())
+        limit = int(float(found[1]) * SIZES.get(found[2] or "", 0)) if found else 0
+        if limit < 1:
+            raise _bad("max-size", self.max_size, "a size such as 90MB or 1.5GiB")
+        return limit
+
+    def _check_budget(self) -> None:
+        if self.max_kl is not None and not 0 < self.max_kl < math.inf:
+            raise _bad("max-kl", self.max_kl, "a number of nats above 0")
+        if self.max_bpw is not None and not 0 < self.max_bpw <= 32:
+            raise _bad("max-bpw", self.max_bpw, "a number of bits above 0, at most 32")
+        if not self.budgeted:
+            return
+        limited = self.size_limit is not None
+        if limited and self.max_bpw is not None:
+            raise _contradiction("--max-size and --max-bpw limit the same", "Give one of them.")
+        if self.golden == "off":
+            raise _contradiction(
+                "a quality budget is measured by the golden gate, which is off",
+                "Leave --golden off out.",
+            )
+        if self.quantization.lower() not in ("none", "auto", ""):
+            raise _contradiction(
+                f"--quantization {self.quantization} is a fixed mix, and a budget chooses formats",
+                "Give one of them; to settle some matrices, use `formats` in a recipe.",
+            )
+        if self.dry_run:
+            raise _contradiction(
+                "a quality budget needs the weights, which --dry-run doesn't read",
+                "Leave --dry-run out.",
             )
 
     def _check_cache(self) -> None:
@@ -122,6 +176,10 @@ class BuildRequest:
 def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise _bad(flag, value, f"one of {', '.join(allowed)}")
+
+
+def _contradiction(what: str, remedy: str) -> SpikeError:
+    return SpikeError("SPK821", "command line", f"{what}.", remedy, ExitCode.USAGE)
 
 
 def _bad(flag: str, value: object, wanted: str) -> SpikeError:

@@ -24,6 +24,7 @@ from ..engine import (
     StateSpec,
     WeightSpec,
 )
+from ..engine.config import MIXED
 from ..frontend.checkpoint import Checkpoint
 from ..ir import Graph, State, SymDim
 from ..quantize import ModelFacts, Quantization, StoragePlan
@@ -87,7 +88,7 @@ def kv_format(request: BuildRequest, quantization: Quantization) -> str:
         return "f32"
     if request.kv_cache_dtype != "auto":
         return request.kv_cache_dtype
-    return "f32" if quantization is Quantization.F32 else "f16"
+    return "f32" if quantization is Quantization.F32 and not request.budgeted else "f16"
 
 
 def head_dim(state: State) -> int:
@@ -126,7 +127,9 @@ def engine_config(
     vocab = graph.outputs[0].shape[-1]
     assert not isinstance(vocab, SymDim)
     return EngineConfig(
-        _pretrained(checkpoint, graph, plan, vocab),
+        _pretrained(
+            checkpoint, graph, MIXED if request.budgeted else plan.quantization.value, vocab
+        ),
         _build(request, sequence_limit(request, checkpoint)),
         SpikeConfig(
             abi="streaming" if request.enable_streaming else "functional",
@@ -144,7 +147,7 @@ def engine_config(
 
 
 def _pretrained(
-    checkpoint: Checkpoint, graph: Graph, plan: StoragePlan, vocab: int
+    checkpoint: Checkpoint, graph: Graph, algorithm: str, vocab: int
 ) -> PretrainedConfig:
     config, facts = text_config(checkpoint), model_facts(checkpoint)
     states = [s for s in graph.states.values() if s.kind == "kv"]
@@ -160,9 +163,7 @@ def _pretrained(
         num_key_value_heads=facts.kv_heads,
         head_size=head_dim(states[0]) if states else 0,
         max_position_embeddings=max(0, int(getattr(config, "max_position_embeddings", None) or 0)),
-        quantization=QuantizationConfig(
-            plan.quantization.value, states[0].format if states else "none"
-        ),
+        quantization=QuantizationConfig(algorithm, states[0].format if states else "none"),
     )
 
 

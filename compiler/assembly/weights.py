@@ -93,7 +93,7 @@ def _chunks(
 ) -> Iterator[memoryview]:
     if blocks is not None:
         assert blocks.format == const.format, (const.name, blocks.format, const.format)
-        _measure(blocks, _values(const, checkpoint), meter)
+        _measure(blocks, source_values(const, checkpoint), meter)
         checkpoint.release()
         return store_blocks(blocks)
     return _quantised(const, checkpoint, threads, importance(const), meter)
@@ -107,7 +107,8 @@ def _quantised(
     meter: ErrorMeter,
 ) -> Iterator[memoryview]:
     """Chunk by chunk; the source's pages are let go of behind it."""
-    values, name, format = _values(const, checkpoint), const.parameter or const.name, _format(const)
+    name, format = const.parameter or const.name, _format(const)
+    values = source_values(const, checkpoint)
     for chunk in store(
         values, format, name=name, threads=threads, importance=importance, meter=meter
     ):
@@ -148,7 +149,8 @@ def _format(const: Constant) -> str:
     return "f32" if const.format == ARRAY else const.format
 
 
-def _values(const: Constant, checkpoint: Checkpoint) -> torch.Tensor:
+def source_values(const: Constant, checkpoint: Checkpoint) -> torch.Tensor:
+    """What is stored for a constant, before it is quantised; flat for an array."""
     assert const.parameter is not None
     values: torch.Tensor = const.part_of(checkpoint.load(const.parameter))
     if const.plus:

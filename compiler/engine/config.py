@@ -16,6 +16,9 @@ FORMAT_VERSION = 2
 PAGE = 4096
 """Alignment of every tensor in rank0.weights, in bytes."""
 
+MIXED = "mixed"
+"""`quant_algo` of an engine whose formats a quality budget chose."""
+
 RELATIVE_ERROR = "relative error"
 """Key of the report: rms(W - stored W) / rms(W) of each matrix."""
 

@@ -15,12 +15,13 @@ MANIFEST = "manifest.json"
 CONFIG = "config.json"
 EVIDENCE = "evidence.json"
 REPORT = "report.html"
+PARETO = "pareto.json"
 MODEL = "rank0.engine"
 WEIGHTS = "rank0.weights"
 
 FORMAT: Final = "spikeinfer-engine"
 
-NOT_IDENTITY = (EVIDENCE, REPORT)
+NOT_IDENTITY = (EVIDENCE, REPORT, PARETO)
 """Files that describe the engine; a new measurement does not make it another engine."""
 
 

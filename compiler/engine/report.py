@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from math import prod
 
+from .chart import pareto_chart
 from .config import EngineConfig, WeightSpec
 from .evidence import Evidence, Measurement
 from .manifest import Manifest
+from .pareto import Pareto, ParetoPoint
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -34,13 +36,16 @@ _MISSES_SHOWN = 20
 """Near misses listed per pass; an 80-layer model has the same one 80 times."""
 
 
-def render_report(config: EngineConfig, manifest: Manifest, evidence: Evidence) -> str:
+def render_report(
+    config: EngineConfig, manifest: Manifest, evidence: Evidence, pareto: Pareto | None = None
+) -> str:
     """The page as text."""
     model = config.pretrained_config
     name = f"{model.architecture} {model.quantization.quant_algo}"
     sections = (
         _summary(config, manifest),
         _golden(evidence),
+        _pareto(pareto),
         _sizes(config.spike.weights),
         _precision(config),
         _passes(config),
@@ -106,6 +111,29 @@ def _limit(measure: Measurement) -> str:
         return "recorded only"
     sign = "at most" if measure.better == "lower" else "at least"
     return f"{sign} {_number(measure.limit)}, {'kept' if measure.passed else 'BROKEN'}"
+
+
+def _pareto(pareto: Pareto | None) -> str:
+    """The quality solver's chart, and the engines that it built."""
+    if pareto is None:
+        return ""
+    limits = [f"mean KL at most {pareto.max_kl:g} nats"] if pareto.max_kl is not None else []
+    limits += [f"at most {pareto.max_bytes:,} bytes"] if pareto.max_bytes is not None else []
+    built = [_built(point) for point in pareto.points if point.measured_kl is not None]
+    header = ("#Bytes", "#Bits per weight", "#Predicted KL", "#Measured KL", "Formats", "")
+    return (
+        f"<h2>Quality budget</h2>\n<p>{escape(', '.join(limits))}</p>\n"
+        + pareto_chart(pareto)
+        + _rows(header, built)
+    )
+
+
+def _built(point: ParetoPoint) -> tuple[object, ...]:
+    formats = ", ".join(f"{count} {name}" for name, count in point.formats.items())
+    return (
+        f"{point.bytes:,}", f"{point.bits_per_weight:.2f}", _number(point.predicted_kl),
+        _number(point.measured_kl or 0.0), formats, "this engine" if point.chosen else "",
+    )  # fmt: skip
 
 
 def _sizes(weights: Sequence[WeightSpec]) -> str:

@@ -31,6 +31,7 @@ from .durable import (
 from .evidence import Evidence
 from .lock import OutputLock
 from .manifest import FileEntry, Manifest, Provenance, seal_manifest
+from .pareto import Pareto
 from .report import render_report
 from .schema import encode
 from .weights import WeightsWriter
@@ -144,13 +145,16 @@ class EngineWriter:
         self.write(names.CONFIG, encode(config))
         return self._write_manifest()
 
-    def record(self, evidence: Evidence) -> Manifest:
+    def record(self, evidence: Evidence, pareto: Pareto | None = None) -> Manifest:
         """Add the evidence and its report to the staged engine (also to one that failed)."""
         if self._staged is None:
             raise ValueError("stage the engine before recording evidence about it")
         self.write(names.EVIDENCE, encode(evidence))
+        if pareto is not None:
+            self.write(names.PARETO, encode(pareto))
         draft = self._seal()
-        self.write(names.REPORT, render_report(self._staged[0], draft, evidence).encode())
+        page = render_report(self._staged[0], draft, evidence, pareto)
+        self.write(names.REPORT, page.encode())
         return self._write_manifest()
 
     def publish(self, evidence: Evidence | None = None) -> Manifest:

@@ -70,14 +70,19 @@ def gate(
 
 
 def text_windows(
-    checkpoint: Path, vocab_size: int, max_tokens: int, window: int, text: str = ""
+    checkpoint: Path,
+    vocab_size: int,
+    max_tokens: int,
+    window: int,
+    text: str = "",
+    seed: str = "gate",
 ) -> list[list[int]]:
     """At least one window of ids; the text's own beginning first, special tokens included.
 
-    Without a text it is the gate's own; without a tokenizer, ids are drawn.
+    Without a text it is the gate's own; without a tokenizer, ids are drawn, one draw per `seed`.
     """
     if not (checkpoint / "tokenizer.json").is_file():
-        return [list(random_tokens(vocab_size, min(window, max_tokens), "gate"))]
+        return [list(random_tokens(vocab_size, min(window, max_tokens), seed))]
     text = text or PROSE.read_text(encoding="utf-8")
     ids, plain = tokenize(checkpoint, text), tokenize(checkpoint, text, special=False)
     # A model trained with a first special token wants it in front of every window.

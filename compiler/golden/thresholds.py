@@ -67,6 +67,8 @@ THRESHOLDS: dict[str, Thresholds] = {
     "q4_k_s": Thresholds(0.25, 1.8, None, 0.70, None, 1.30, None, 2.0),
     "q3_k_m": Thresholds(1.0, 5.0, None, 0.50, None, 2.0, None, 2.0),
     "q2_k": Thresholds(3.0, 9.0, None, 0.20, None, 9.0, None, 2.0),
+    # Formats chosen by a budget: it states the mean KL, the others only tell an engine from noise.
+    "mixed": Thresholds(3.0, 9.0, None, 0.20, None, 9.0, None, 2.0),
 }
 
 

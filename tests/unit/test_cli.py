@@ -84,7 +84,6 @@ def test_a_usage_error_as_json(spike: Callable[..., Outcome]) -> None:
     "words",
     [
         [*BUILD, "--backend", "tensorrt"],
-        [*BUILD, "--max-kl", "0.1"],
         [*BUILD, "--target-sm", "89"],
         [*BUILD, "--kv-cache-type", "disabled"],
         [*BUILD, "--profiling-verbosity", "detailed"],

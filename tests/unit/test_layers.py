@@ -29,11 +29,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiler.backends": {"compiler.ir", "compiler.quantize", "kernels"},
     "compiler.engine": {"kernels"},
     "compiler.golden": set(),
+    "compiler.solve": {
+        "compiler.ir", "compiler.analysis", "compiler.quantize", "compiler.engine", "kernels",
+    },
     "passes": {"compiler.ir", "compiler.analysis"},
     "runtime": {"compiler.engine", "kernels"},
     "compiler.assembly": {
         "compiler.ir", "compiler.analysis", "compiler.frontend", "compiler.quantize",
-        "compiler.backends", "compiler.engine", "compiler.golden", "passes", "kernels",
+        "compiler.backends", "compiler.engine", "compiler.golden", "compiler.solve", "passes",
+        "kernels",
     },
     "driver": {
         "compiler.ir", "compiler.frontend", "compiler.quantize", "compiler.backends",
