@@ -118,7 +118,7 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
 
 
 def _solve(request: BuildRequest, source: _Source, tell: Progress) -> BuildResult:
-    """Chooses formats, builds and measures, until an engine keeps the budget; see compiler/solve."""
+    """Chooses formats, builds and measures until an engine keeps the budget (compiler/solve)."""
     traced = print_graph(source.graph)  # passes rewrite in place, and every round runs them
     work = _place(request, source, source.graph, tell)
     overrides = Overrides(request.formats)
