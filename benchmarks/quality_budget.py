@@ -117,7 +117,7 @@ def table(found: list[Row]) -> str:
     """Markdown, each row against the first."""
     base = found[0]
     lines = [
-        "| engine | MB | size | bits | KL gate | KL held out | of q4_k_m's | p99 | top-1 | formats |",
+        "| engine | MB | size | bits | gate KL | held-out KL | of base | p99 | top-1 | formats |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found:

@@ -90,12 +90,13 @@ def divergences(
     """KL in nats of storing a matrix in each of the formats that hold it, and nothing else."""
     found = dict.fromkeys(formats, 0.0)
     for matrix, rows, columns in _matrices(values, curvature):
-        total = rows.sum()
-        if total == 0:
+        if not rows.any():
             continue
         step = max(1, -(-matrix.numel() // SAMPLED))
-        scale = 0.5 / total * total / max(rows[::step].sum(), np.finfo(np.float64).tiny)
-        for weights, sensitivity in _chunks(matrix[::step], rows[::step]):
+        sampled = rows[::step]
+        # F_ij is rows_i columns_j over the sum of all rows; those sampled stand for the others.
+        scale = 0.5 / max(sampled.sum(), np.finfo(np.float64).tiny)
+        for weights, sensitivity in _chunks(matrix[::step], sampled):
             for format in tuple(found):
                 try:
                     stored = quantizer(weights, format)
@@ -112,8 +113,14 @@ def _matrices(values: Tensor, curvature: Curvature) -> Iterator[tuple[Tensor, Fl
     if values.ndim == 2:
         yield values, curvature.rows, curvature.columns
         return
+    chosen = curvature.total > 0
     for expert in range(values.shape[0]):
-        yield values[expert], curvature.rows[expert], curvature.columns[expert]
+        # An expert that no token of the calibration text chose is taken for an average one.
+        which = expert if chosen[expert] or not chosen.any() else chosen
+        rows, columns = curvature.rows[which], curvature.columns[which]
+        if rows.ndim > 1:
+            rows, columns = rows.mean(0), columns.mean(0)
+        yield values[expert], rows, columns
 
 
 def _chunks(matrix: Tensor, rows: Float64) -> Iterator[tuple[Float32, Float64]]:

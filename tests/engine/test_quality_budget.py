@@ -1,0 +1,128 @@
+"""Builds under a quality budget: the limit is kept, the files tell how, every run is the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from spikeinfer import ExitCode, SpikeError
+from spikeinfer.compiler.assembly.calibration import OWN_TEXT
+from spikeinfer.compiler.assembly.overrides import Override
+from spikeinfer.compiler.engine import EngineDirectory
+from spikeinfer.compiler.golden.gate import PROSE
+from spikeinfer.console.inspect_quantization import quantization_data
+from spikeinfer.driver import BuildRequest, BuildResult, build
+
+TINY = Path(__file__).parents[2] / ".cache" / "models" / "tiny-llama"
+LIMIT = 0.02
+
+
+def built(output: Path, **options: Any) -> BuildResult:
+    return build(BuildRequest(TINY, output, enable_streaming=True, **options))
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build with a budget and an override."""
+    path = tmp_path_factory.mktemp("budget") / "engine"
+    built(path, max_kl=LIMIT, formats=(Override("f16", role="attn_v"),), workers=1)
+    return path
+
+
+def test_the_measured_kl_keeps_the_limit(engine: Path) -> None:
+    evidence = json.loads((engine / "evidence.json").read_text())
+    [kl] = [m for m in evidence["measurements"] if m["name"] == "mean KL (nats)"]
+    assert evidence["status"] == "passed"
+    assert 0.5 * LIMIT < kl["value"] <= LIMIT == kl["limit"]
+
+
+def test_pareto_json_and_the_chart(engine: Path) -> None:
+    pareto = json.loads((engine / "pareto.json").read_text())
+    [chosen] = [p for p in pareto["points"] if p["chosen"]]
+    assert chosen["bytes"] == (engine / "rank0.weights").stat().st_size
+    assert chosen["measured_kl"] <= pareto["max_kl"] == LIMIT
+    assert len(pareto["points"]) > 5
+    directory = EngineDirectory.open(engine, verify=True)
+    assert "pareto.json" in directory.manifest.files
+    assert directory.config.pretrained_config.quantization.quant_algo == "mixed"
+    page = (engine / "report.html").read_text()
+    assert "<svg" in page
+    assert "this engine" in page
+
+
+def test_every_matrix_has_its_share(engine: Path) -> None:
+    matrices = quantization_data(EngineDirectory.open(engine))["matrices"]
+    assert sum(m["share_of_kl"] for m in matrices) == pytest.approx(1, abs=1e-3)
+    assert len({m["format"] for m in matrices}) > 2
+    assert {m["format"] for m in matrices if m["role"] == "attn_v"} == {"f16"}
+    worst = max(matrices, key=lambda m: m["relative_error"])
+    assert worst["relative_error"] > 0.01
+
+
+def test_the_same_bytes_from_other_threads_and_elsewhere(engine: Path, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3 if before != 3 else 2)
+    try:
+        built(
+            tmp_path / "other", max_kl=LIMIT, formats=(Override("f16", role="attn_v"),), workers=3
+        )
+    finally:
+        torch.set_num_threads(before)
+    for name in ("rank0.weights", "rank0.engine", "config.json"):
+        assert (engine / name).read_bytes() == (tmp_path / "other" / name).read_bytes(), name
+
+
+def test_a_size_is_kept_and_its_kl_said(tmp_path: Path) -> None:
+    result = built(tmp_path / "small", max_size="230kB")
+    assert (tmp_path / "small" / "rank0.weights").stat().st_size <= 230_000
+    assert any(m.name == "mean KL (nats)" for m in result.evidence.measurements)
+
+
+def test_what_cannot_be_reached_publishes_nothing(tmp_path: Path) -> None:
+    for options in ({"max_kl": 1e-9}, {"max_bpw": 1.0}):
+        with pytest.raises(SpikeError) as caught:
+            built(tmp_path / "none", **options)
+        assert (caught.value.code, caught.value.exit_code) == ("SPK420", ExitCode.GOLDEN_FAILED)
+        assert "bytes" in caught.value.what
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_calibration_and_held_out_text_differ() -> None:
+    """No run of five words of one is in the other."""
+
+    def runs(path: Path) -> set[tuple[str, ...]]:
+        words = path.read_text(encoding="utf-8").split()
+        return {tuple(words[i : i + 5]) for i in range(len(words) - 4)}
+
+    assert runs(OWN_TEXT).isdisjoint(runs(PROSE))
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "word"),
+    [
+        ({"max_kl": 0.0}, "SPK801", "--max-kl"),
+        ({"max_bpw": 40.0}, "SPK801", "--max-bpw"),
+        ({"max_size": "90 apples"}, "SPK801", "90MB"),
+        ({"max_size": "0MB"}, "SPK801", "90MB"),
+        ({"max_size": "90MB", "max_bpw": 4.0}, "SPK821", "one of them"),
+        ({"max_kl": 0.1, "golden": "off"}, "SPK821", "--golden off"),
+        ({"max_kl": 0.1, "quantization": "q4_k_m"}, "SPK821", "formats"),
+        ({"max_kl": 0.1, "dry_run": True}, "SPK821", "--dry-run"),
+    ],
+)
+def test_contradictions(options: dict[str, Any], code: str, word: str) -> None:
+    with pytest.raises(SpikeError) as caught:
+        BuildRequest(TINY, Path("E"), **options)
+    assert caught.value.code == code
+    assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("90MB", 90_000_000), ("1.5 GiB", 3 << 29), ("1000", 1000), ("12kb", 12_000)],
+)
+def test_sizes(text: str, limit: int) -> None:
+    assert BuildRequest(TINY, Path("E"), max_size=text).size_limit == limit
