@@ -9,17 +9,22 @@ quantisation are close to independent from weight to weight, so the diagonal of 
 One forward run per window gives the logits' distribution p; a random direction of covariance
 diag(p) - p p' at every position, sent backwards, is a gradient whose square has the mean F_ij
 summed over positions. Of each matrix only the margins of that square are kept (rows and columns, as
-Adafactor does), so memory is the float32 model, one gradient, and the activations of one window.
+Adafactor does).
 
-Cost: one forward and `DRAWS` backward runs per window. Directions are fixed bits, torch computes on
-one thread: the same figures on every run of a machine.
+Cost per window: one forward run, another one with gradients, and `DRAWS` backward runs. Memory: the
+f32 parameters of one segment (at most 2 GiB, or one op's), a gradient, one window's activations
+there, and of a tied embedding a gradient per direction. Directions are fixed bits and torch
+computes on one thread: a machine gives the same figures on every run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +32,14 @@ import torch
 from torch import Tensor
 
 from ...errors import SpikeError
-from ..analysis import prefill
-from ..ir import Constant, Graph, Interpreter, Parameters
+from ..analysis import States, Steps, prefill
+from ..ir import Constant, Graph, Interpreter, PagedState, Parameters
+from .segments import WEIGHT_BYTES, Segment, segments
 
 DRAWS = 2
 """Directions per window."""
+SQUARED = 1 << 22
+"""Elements of a gradient that are squared at a time, in float64."""
 
 Float64 = npt.NDArray[np.float64]
 
@@ -59,16 +67,25 @@ class Curvature:
         return np.asarray(self.rows.sum(-1))
 
 
-@dataclass
 class _Margins:
     """Of the squared gradients of one constant, added up over runs."""
 
-    rows: Tensor | None = None
-    columns: Tensor | None = None
+    def __init__(self) -> None:
+        self.rows: Tensor | None = None
+        self.columns: Tensor | None = None
 
     def add(self, gradient: Tensor) -> None:
-        squares = gradient.double().square()
-        rows, columns = squares.sum(-1), squares.sum(-2)
+        """One more gradient ``[..., N, K]``, squared some rows at a time."""
+        *stack, n, k = gradient.shape
+        rows, columns = (
+            gradient.new_zeros(*stack, n).double(),
+            gradient.new_zeros(*stack, k).double(),
+        )
+        size = max(1, SQUARED // (k * prod(stack)))
+        for first in range(0, n, size):
+            squares = gradient[..., first : first + size, :].double().square()
+            rows[..., first : first + size] = squares.sum(-1)
+            columns += squares.sum(-2)
         self.rows = rows if self.rows is None else self.rows + rows
         self.columns = columns if self.columns is None else self.columns + columns
 
@@ -80,6 +97,7 @@ def measure(
     windows: Sequence[Sequence[int]],
     draws: int = DRAWS,
     progress: Callable[[int], None] | None = None,
+    weight_bytes: int = WEIGHT_BYTES,
 ) -> dict[str, Curvature]:
     """Curvature of every matrix of a placed graph, by constant name.
 
@@ -90,17 +108,24 @@ def measure(
         windows: token ids of the calibration text, all of one length.
         draws: directions per window.
         progress: called after each window with 1.
+        weight_bytes: of the parameters that are alive at a time, as f32.
 
     Raises:
         SpikeError: SPK423 if the model's gradients are not finite.
     """
     leaves = _Leaves(parameters, matrices)
-    with _one_thread(), torch.enable_grad():
+    with _one_thread():
         for index, window in enumerate(windows):
-            logits = _logits(graph, leaves, window)
-            for draw in range(draws):
-                direction = _direction(logits.detach(), index * draws + draw)
-                logits.backward(direction, retain_graph=draw + 1 < draws)
+            steps, states = prefill(graph, [window], len(window))
+            seeds = range(index * draws, (index + 1) * draws)
+            if len(steps) == 1:
+                pieces = segments(graph, weight_bytes)
+                leaves.expect(pieces)
+                inputs = _whole_inputs(graph, steps[0], states, len(window))
+                _backwards(pieces, leaves, inputs, states, seeds)
+            else:
+                leaves.expect([])
+                _stepwise(graph, leaves, steps, states, seeds)
             if progress is not None:
                 progress(1)
     positions = draws * sum(map(len, windows))
@@ -108,7 +133,11 @@ def measure(
 
 
 class _Leaves:
-    """Parameters as float32 leaves; their gradients are squared and dropped as they come."""
+    """Parameters as f32 leaves; their gradients are squared and dropped as they come.
+
+    A parameter that several segments read (a tied embedding) has the sum of their gradients, which
+    is squared when the first segment, the last on the way back, is done.
+    """
 
     def __init__(self, parameters: Parameters, matrices: Sequence[Constant]) -> None:
         self.parameters = parameters
@@ -117,45 +146,150 @@ class _Leaves:
         for const in matrices:
             assert const.parameter is not None
             self.readers.setdefault(const.parameter, []).append(const)
-        self.leaves: dict[str, Tensor] = {}
+        self.draw = 0
+        self._leaves: dict[str, Tensor] = {}
+        self._shared: set[str] = set()
+        self._sums: dict[tuple[str, int], Tensor] = {}
+
+    def expect(self, pieces: Sequence[Segment]) -> None:
+        """Before a window: which parameters several segments read."""
+        counts = Counter(name for piece in pieces for name in piece.parameters)
+        self._shared = {name for name, count in counts.items() if count > 1}
 
     def __call__(self, name: str) -> Tensor:
-        """The parameter: a leaf if a matrix is made of it, as it is stored otherwise."""
-        if name not in self.readers:
+        """The parameter: a leaf if a gradient is wanted, as it is stored otherwise."""
+        if name not in self.readers or not torch.is_grad_enabled():
             return self.parameters(name)
-        if name not in self.leaves:
+        if name not in self._leaves:
             leaf = self.parameters(name).detach().float().clone().requires_grad_()
-            leaf.register_post_accumulate_grad_hook(lambda grown: self._take(name, grown))
-            self.leaves[name] = leaf
-        return self.leaves[name]
+            leaf.register_post_accumulate_grad_hook(partial(self._take, name))
+            self._leaves[name] = leaf
+        return self._leaves[name]
+
+    def drop(self) -> None:
+        """After a segment: its weights go."""
+        self._leaves.clear()
+
+    def finish(self) -> None:
+        """After a window: the sums over segments are complete."""
+        for (name, _), gradient in sorted(self._sums.items(), key=lambda item: item[0]):
+            self._square(name, gradient)
+        self._sums.clear()
+        self.drop()
 
     def _take(self, name: str, leaf: Tensor) -> None:
         assert leaf.grad is not None
-        for const in self.readers[name]:
-            self.margins[const.name].add(const.part_of(leaf.grad))
+        if name not in self._shared:
+            self._square(name, leaf.grad)
+        elif (name, self.draw) in self._sums:
+            self._sums[name, self.draw] += leaf.grad
+        else:
+            self._sums[name, self.draw] = leaf.grad.clone()
         leaf.grad = None
 
-
-def _logits(graph: Graph, parameters: Parameters, window: Sequence[int]) -> Tensor:
-    """Logits float32 ``[T, V]`` of every position of a window that begins a sequence."""
-    steps, states = prefill(graph, [window], len(window))
-    runner = Interpreter(graph, parameters, states)
-    outputs = []
-    for inputs in steps:
-        if "logit_rows" in inputs:
-            inputs["logit_rows"] = torch.arange(len(window))
-        outputs.append(runner.run(inputs)[0].reshape(-1, _width(graph)))
-    return torch.cat(outputs)
+    def _square(self, name: str, gradient: Tensor) -> None:
+        for const in self.readers[name]:
+            self.margins[const.name].add(const.part_of(gradient))
 
 
-def _width(graph: Graph) -> int:
-    width = graph.outputs[0].shape[-1]
-    assert isinstance(width, int)
-    return width
+Values = dict[int, Tensor]
+"""By id of the graph's value."""
+
+
+def _backwards(
+    pieces: Sequence[Segment],
+    leaves: _Leaves,
+    inputs: Mapping[str, Tensor],
+    states: States,
+    seeds: Sequence[int],
+) -> None:
+    """Forward without gradients, keeping what crosses segments; then each again, last one first."""
+    env: Values = {}
+    with torch.no_grad():
+        for piece in pieces[:-1]:
+            env.update(_run(piece, leaves, inputs, states, env))
+    waiting: list[Values] = [{} for _ in seeds]
+    for piece in reversed(pieces):
+        with torch.enable_grad():
+            reads = {id(v): _watched(env[id(v)]) for v in piece.reads}
+            given = _run(piece, leaves, inputs, states, reads)
+        if piece is pieces[-1]:
+            ((key, logits),) = given.items()
+            waiting = [{key: _direction(logits.detach(), seed)} for seed in seeds]
+        for draw, gradients in enumerate(waiting):
+            leaves.draw = draw
+            _back(given, reads, gradients, keep=draw + 1 < len(waiting))
+        leaves.drop()
+    leaves.finish()
+
+
+def _run(
+    piece: Segment,
+    leaves: _Leaves,
+    inputs: Mapping[str, Tensor],
+    states: States,
+    reads: Values,
+) -> Values:
+    """What a segment gives; buffers that it writes are fresh ones."""
+    pools = {n: _copy(states[n]) for n in piece.graph.states}
+    named = {v.name: reads[id(v)] for v in piece.reads}
+    outputs = Interpreter(piece.graph, leaves, pools).run({**inputs, **named})
+    return {id(v): out for v, out in zip(piece.gives, outputs, strict=True)}
+
+
+def _copy(state: Tensor | PagedState) -> Tensor | PagedState:
+    if isinstance(state, Tensor):
+        return state
+    return PagedState(state.rows.clone(), state.tokens_per_block)
+
+
+def _watched(value: Tensor) -> Tensor:
+    """A value of an earlier segment as the leaf of a later one."""
+    return value.detach().requires_grad_(value.is_floating_point())
+
+
+def _back(given: Values, reads: Values, gradients: Values, keep: bool) -> None:
+    """One direction through a segment; `gradients` lose those of `given`, gain those of `reads`."""
+    pairs = [(given[key], gradients.pop(key)) for key in given if key in gradients]
+    pairs = [(value, gradient) for value, gradient in pairs if value.requires_grad]
+    if not pairs:
+        return
+    values, sent = zip(*pairs, strict=True)
+    torch.autograd.backward(values, sent, retain_graph=keep)
+    for key, leaf in reads.items():
+        if leaf.grad is not None:
+            gradients[key] = gradients[key] + leaf.grad if key in gradients else leaf.grad
+            leaf.grad = None
+
+
+def _stepwise(
+    graph: Graph, leaves: _Leaves, steps: Steps, states: States, seeds: Sequence[int]
+) -> None:
+    """A graph whose step is one token: all steps at once, with all weights."""
+    with torch.enable_grad():
+        runner = Interpreter(graph, leaves, states)
+        logits = torch.cat([runner.run(inputs)[0] for inputs in steps], 1)
+    for draw, seed in enumerate(seeds):
+        logits.backward(_direction(logits.detach(), seed), retain_graph=draw + 1 < len(seeds))
+    leaves.finish()
+
+
+def _whole_inputs(
+    graph: Graph, step: Mapping[str, Tensor], states: States, length: int
+) -> dict[str, Tensor]:
+    """Every input of the graph, pasts included; asks for the logits of every position."""
+    inputs = dict(step)
+    if "logit_rows" in inputs:
+        inputs["logit_rows"] = torch.arange(length)
+    for state in graph.states.values():
+        past = states[state.name]
+        if state.input is not None and isinstance(past, Tensor):
+            inputs[state.input.name] = past
+    return inputs
 
 
 def _direction(logits: Tensor, seed: int) -> Tensor:
-    """A random ``[T, V]`` of covariance diag(p) - p p' in every row, p the softmax of `logits`."""
+    """A random ``[..., T, V]`` of covariance diag(p) - p p' in every row, p its softmax."""
     root = torch.softmax(logits.double(), -1).sqrt()
     bits = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, logits.shape, generator=bits, dtype=torch.int8)

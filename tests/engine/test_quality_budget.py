@@ -6,15 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from spikeinfer import ExitCode, SpikeError
 from spikeinfer.compiler.assembly.calibration import OWN_TEXT
 from spikeinfer.compiler.assembly.overrides import Override
+from spikeinfer.compiler.assembly.weights import ARRAY, parameters
 from spikeinfer.compiler.engine import EngineDirectory
 from spikeinfer.compiler.golden.gate import PROSE
+from spikeinfer.compiler.solve.segments import segments
+from spikeinfer.compiler.solve.sensitivity import measure
 from spikeinfer.console.inspect_quantization import quantization_data
-from spikeinfer.driver import BuildRequest, BuildResult, build
+from spikeinfer.driver import BuildRequest, BuildResult, Progress, _place, _trace, build
 
 TINY = Path(__file__).parents[2] / ".cache" / "models" / "tiny-llama"
 LIMIT = 0.02
@@ -88,6 +92,25 @@ def test_what_cannot_be_reached_publishes_nothing(tmp_path: Path) -> None:
         assert (caught.value.code, caught.value.exit_code) == ("SPK420", ExitCode.GOLDEN_FAILED)
         assert "bytes" in caught.value.what
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_sensitivities_of_a_model_in_segments(tmp_path: Path, streaming: bool) -> None:
+    """Attention over a paged cache and over a past, cut between any two matrices."""
+    request = BuildRequest(TINY, tmp_path / "none", enable_streaming=streaming)
+    source = _trace(request, Progress())
+    graph = _place(request, source, source.graph, Progress()).graph
+    matrices = [c for c in parameters(graph) if c.format != ARRAY]
+    windows = [list(range(3 * i, 3 * i + 40)) for i in range(2)]
+    assert len(segments(graph, 1)) > 10
+    whole, cut = (
+        measure(graph, source.checkpoint.load, matrices, windows, weight_bytes=size)
+        for size in (1 << 30, 1)
+    )
+    for name, curvature in whole.items():
+        # Sums in another order; margins are kept to 20 bits.
+        np.testing.assert_allclose(cut[name].rows, curvature.rows, rtol=1e-4)
+        np.testing.assert_allclose(cut[name].columns, curvature.columns, rtol=1e-4)
 
 
 def test_calibration_and_held_out_text_differ() -> None:
