@@ -38,6 +38,8 @@ from .segments import WEIGHT_BYTES, Segment, segments
 
 DRAWS = 2
 """Directions per window."""
+ROWS = 32
+"""Positions at a time where logits are taken as float64: of 262,144 tokens they are 67 MB."""
 SQUARED = 1 << 22
 """Elements of a gradient that are squared at a time, in float64."""
 
@@ -290,11 +292,16 @@ def _whole_inputs(
 
 def _direction(logits: Tensor, seed: int) -> Tensor:
     """A random ``[..., T, V]`` of covariance diag(p) - p p' in every row, p its softmax."""
-    root = torch.softmax(logits.double(), -1).sqrt()
     bits = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, logits.shape, generator=bits, dtype=torch.int8)
-    noise = root * (2 * signs - 1)
-    return (noise - root.square() * noise.sum(-1, keepdim=True)).to(logits.dtype)
+    rows = logits.reshape(-1, logits.shape[-1])
+    found = torch.empty_like(rows)
+    for first in range(0, len(rows), ROWS):
+        part = rows[first : first + ROWS]
+        root = torch.softmax(part.double(), -1).sqrt()
+        signs = torch.randint(0, 2, part.shape, generator=bits, dtype=torch.int8)
+        noise = root * (2 * signs - 1)
+        found[first : first + ROWS] = noise - root.square() * noise.sum(-1, keepdim=True)
+    return found.reshape(logits.shape)
 
 
 def _curvature(const: Constant, margins: _Margins, positions: int) -> Curvature:

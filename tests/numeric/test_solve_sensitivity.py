@@ -9,7 +9,7 @@ from spikeinfer import SpikeError
 from spikeinfer.compiler.ir import Graph, parse_graph
 from spikeinfer.compiler.solve.candidates import SAMPLED, curve, divergences, plain
 from spikeinfer.compiler.solve.segments import segments
-from spikeinfer.compiler.solve.sensitivity import Curvature, measure
+from spikeinfer.compiler.solve.sensitivity import Curvature, _direction, measure
 
 V, K = 64, 32
 TEXT = f"""
@@ -38,6 +38,16 @@ def measured(draws: int = 2) -> dict[str, Curvature]:
     graph, weights = toy()
     matrices = list(graph.constants.values())
     return measure(graph, weights.__getitem__, matrices, WINDOWS, draws)
+
+
+def test_directions_have_the_covariance_of_a_softmax() -> None:
+    """Of 40,000 directions; an entry's standard error is below 0.5 / sqrt(40,000) = 0.0025."""
+    logits = torch.tensor([3.0, 2.0, 0.0, -1.0, 1.5])
+    p = torch.softmax(logits.double(), -1)
+    found = _direction(logits.expand(40_000, 5), seed=1).double()
+    np.testing.assert_allclose(found.sum(-1), 0, atol=1e-6)  # adding to all logits changes nothing
+    covariance = found.T @ found / len(found)
+    np.testing.assert_allclose(covariance, torch.diag(p) - torch.outer(p, p), atol=0.01)
 
 
 def test_the_curvature_of_a_softmax_layer() -> None:
