@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,14 @@ from .compiler.assembly.settings import (
     sequence_limit,
 )
 from .compiler.assembly.tokenizer import compact_tokenizer
-from .compiler.assembly.weights import Ready, nothing_ready, total_bytes, write_weights
+from .compiler.assembly.weights import (
+    Importance,
+    Ready,
+    all_alike,
+    nothing_ready,
+    total_bytes,
+    write_weights,
+)
 from .compiler.backends import emit_onnx
 from .compiler.engine import EngineConfig, EngineWriter, Evidence, Manifest
 from .compiler.engine.config import RELATIVE_ERROR
@@ -89,6 +96,7 @@ class _Build:
     memory: Mapping[str, object]
     reports: list[PassReport] = field(default_factory=list)
     ready: Ready = nothing_ready
+    importance: Importance = all_alike
     solver: Solver | None = None
 
 
@@ -120,17 +128,22 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
 def _solve(request: BuildRequest, source: _Source, tell: Progress) -> BuildResult:
     """Chooses formats, builds and measures until an engine keeps the budget (compiler/solve)."""
     traced = print_graph(source.graph)  # passes rewrite in place, and every round runs them
+    again = replace(request, verify_passes=False)  # the first time is enough
     work = _place(request, source, source.graph, tell)
     overrides = Overrides(request.formats)
     solver = open_solver(request, work.graph, work.checkpoint, overrides, source.longest, tell)
     while True:
         chosen = solver.selection
         tell.note(f"round {len(solver.rounds.trials) + 1}: predicted KL {chosen.kl:.3g} nats")
-        work = _place(request, source, parse_graph(traced), tell, solver)
+        work = _place(again, source, parse_graph(traced), tell, solver)
         assert work.storage.plan is not None
         result = _assemble(work, work.storage.plan, total_bytes(work.graph), tell)
         if result is not None:
             return result
+        trial = solver.rounds.trials[-1]
+        tell.note(
+            f"it measured {trial.measured:.3g} nats in {chosen.bytes / 1e6:.4g} MB of matrices"
+        )
         solver.selection = solver.rounds.next()
 
 
@@ -169,8 +182,18 @@ def _place(
     reports = run_pipeline(graph, phases, watch)
     overrides.check()
     memory = memory_report(graph, request, longest)
+    importance = solver.importance if solver else all_alike
     return _Build(
-        request, checkpoint, source.quantization, storage, graph, memory, reports, solver=solver
+        request,
+        checkpoint,
+        source.quantization,
+        storage,
+        graph,
+        memory,
+        reports,
+        nothing_ready,
+        importance,
+        solver,
     )
 
 
@@ -240,7 +263,9 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         writer.require_space(size + SPARE)
         tell.phase("weights", size, "bytes")
         with writer.weights() as weights:
-            written = write_weights(graph, checkpoint, weights, request.workers, tell, work.ready)
+            written = write_weights(
+                graph, checkpoint, weights, request.workers, tell, work.ready, work.importance
+            )
         tell.phase("engine")
         rows = {s.name: row_bytes(s) for s in graph.states.values() if s.kind == "kv"}
         model = emit_onnx(graph, written.tensors, WEIGHTS, rows, request.tokens_per_block)

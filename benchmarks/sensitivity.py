@@ -22,8 +22,8 @@ from spikeinfer.compiler.assembly.weights import ARRAY, parameters
 from spikeinfer.compiler.frontend.checkpoint import Checkpoint
 from spikeinfer.compiler.golden import text_windows
 from spikeinfer.compiler.ir import Constant, Graph, Interpreter
-from spikeinfer.compiler.solve.candidates import divergences, plain
-from spikeinfer.compiler.solve.sensitivity import measure
+from spikeinfer.compiler.solve.candidates import divergences, importance, weighted
+from spikeinfer.compiler.solve.sensitivity import Curvature, measure
 from spikeinfer.driver import BuildRequest, Progress, _place, _trace
 from spikeinfer.kernels import block_elements, dequantize
 
@@ -59,11 +59,14 @@ class Model:
         return torch.log_softmax(torch.cat(logits, 1).flatten(0, 1).double(), -1)
 
 
-def real_kl(model: Model, base: torch.Tensor, const: Constant, format: str) -> float:
+def real_kl(
+    model: Model, base: torch.Tensor, const: Constant, curvature: Curvature, format: str
+) -> float:
     """Mean KL in nats with one matrix quantised."""
     weights = const.part_of(model.checkpoint.load(const.parameter or "")).float()
-    rows = np.ascontiguousarray(weights.reshape(-1, weights.shape[-1]).numpy())
-    stored = dequantize(plain(rows, format), format, rows.shape[1])  # type: ignore[arg-type]
+    rows = np.ascontiguousarray(weights.numpy())
+    made = weighted(rows, format, importance(curvature.columns))
+    stored = dequantize(made, format, rows.shape[1])  # type: ignore[arg-type]
     changed = replace(const, parameter=const.name, transposed=False, rows=None)
     graph = replace(model.graph, nodes=[
         replace(n, operands=[changed if o is const else o for o in n.operands])
@@ -99,7 +102,7 @@ def main() -> None:
         fitting = [f for f in FORMATS if values.shape[-1] % block_elements(f) == 0]  # type: ignore[arg-type]
         predicted = divergences(values, curvatures[const.name], fitting)
         for format, kl in predicted.items():
-            real = real_kl(model, base, const, format)
+            real = real_kl(model, base, const, curvatures[const.name], format)
             if real > 1e-9:  # exact formats have no ratio
                 ratios.setdefault(format, []).append(kl / real)
             print(f"{const.name} {format}: predicted {kl:.3e}, real {real:.3e}", flush=True)

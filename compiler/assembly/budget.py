@@ -15,7 +15,7 @@ from ..golden import text_windows
 from ..ir import Constant, Graph
 from ..quantize import Given
 from ..quantize.roles import UNQUANTIZED
-from ..solve.candidates import Curve, curve
+from ..solve.candidates import Curve, Float32, curve, importance
 from ..solve.pareto import pareto
 from ..solve.rounds import Budget, Rounds
 from ..solve.search import Selection
@@ -38,6 +38,7 @@ class Solver:
         selection: the one being built.
         fixed_bytes: of rank0.weights besides the matrices.
         elements: weights in all matrices.
+        curvatures: sensitivity of the matrices that are quantised, by name.
         calibration: the text that sensitivities were measured on, for pareto.json.
     """
 
@@ -45,12 +46,18 @@ class Solver:
     selection: Selection
     fixed_bytes: int
     elements: int
+    curvatures: Mapping[str, Curvature]
     calibration: Mapping[str, object]
 
     def given(self, matrix: Constant) -> Given | None:
         """The format that the selection has for a matrix."""
         found = self.selection.formats.get(matrix.name)
         return None if found is None else Given(found, WHY)
+
+    def importance(self, matrix: Constant) -> Float32 | None:
+        """What the scale search of a matrix weighs its columns by, as the solver did."""
+        curvature = self.curvatures.get(matrix.name)
+        return None if curvature is None else importance(curvature.columns)
 
     def pareto(self) -> Pareto:
         """All points, after the last round."""
@@ -86,6 +93,7 @@ def open_solver(
     for const in matrices:
         formats = _candidates(const, overrides)
         curves.append(_curve(const, checkpoint, curvatures.get(const.name), formats, page))
+        checkpoint.release()
         progress.advance(1)
     elements = sum(prod(shape(c)) for c in matrices)
     fixed = sum(-(-4 * prod(shape(c)) // PAGE) * PAGE for c in constants if c.format == ARRAY)
@@ -94,7 +102,7 @@ def open_solver(
         "text": request.calibration.name if request.calibration else "own text",
         "tokens": sum(map(len, windows)),
     }
-    return Solver(rounds, rounds.next(), fixed, elements, calibration)
+    return Solver(rounds, rounds.next(), fixed, elements, curvatures, calibration)
 
 
 def _windows(

@@ -19,15 +19,28 @@ if TYPE_CHECKING:
 SAMPLED = 1 << 21
 """Weights of one matrix whose error is measured; of a larger one every n-th row."""
 CHUNK = 1 << 20
+LEAST = 1e-3
+"""Of the mean column's importance."""
 
 Float32 = npt.NDArray[np.float32]
-Quantizer = Callable[[Float32, str], npt.NDArray[np.uint8]]
-"""Rows f32 ``[n, K]`` and a format -> logical rows; ValueError for values it does not hold."""
+Quantizer = Callable[[Float32, str, Float32], npt.NDArray[np.uint8]]
+"""Rows f32 ``[n, K]``, a format, and f32 ``[K]``, how much each column's squared error counts ->
+logical rows; ValueError for values that the format does not hold."""
 
 
-def plain(rows: Float32, format: str) -> npt.NDArray[np.uint8]:
-    """The quantisers without importance."""
-    return quantize(rows, cast(Format, format))
+def weighted(rows: Float32, format: str, importance: Float32) -> npt.NDArray[np.uint8]:
+    """The scale searches with importance."""
+    return quantize(rows, cast(Format, format), importance=importance)
+
+
+def importance(columns: Float64) -> Float32:
+    """How much each column's error counts, f32 ``[..., K]``, by a matrix's curvature.
+
+    Relative to the mean; columns that no text moved keep a thousandth of it.
+    """
+    mean = columns.mean(-1, keepdims=True)
+    scaled = np.where(mean > 0, columns / np.where(mean > 0, mean, 1.0), 1.0)
+    return np.asarray(np.maximum(scaled, LEAST), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,7 @@ def curve(
     curvature: Curvature,
     formats: Sequence[str] = FORMATS,
     page: int = 1,
-    quantizer: Quantizer = plain,
+    quantizer: Quantizer = weighted,
 ) -> Curve:
     """The options of one matrix.
 
@@ -85,7 +98,7 @@ def curve(
 
 
 def divergences(
-    values: Tensor, curvature: Curvature, formats: Sequence[str], quantizer: Quantizer = plain
+    values: Tensor, curvature: Curvature, formats: Sequence[str], quantizer: Quantizer = weighted
 ) -> dict[str, float]:
     """KL in nats of storing a matrix in each of the formats that hold it, and nothing else."""
     found = dict.fromkeys(formats, 0.0)
@@ -93,13 +106,13 @@ def divergences(
         if not rows.any():
             continue
         step = max(1, -(-matrix.numel() // SAMPLED))
-        sampled = rows[::step]
+        sampled, counts = rows[::step], importance(columns)
         # F_ij is rows_i columns_j over the sum of all rows; those sampled stand for the others.
         scale = 0.5 / max(sampled.sum(), np.finfo(np.float64).tiny)
         for weights, sensitivity in _chunks(matrix[::step], sampled):
             for format in tuple(found):
                 try:
-                    stored = quantizer(weights, format)
+                    stored = quantizer(weights, format, counts)
                 except ValueError:
                     del found[format]
                     continue
@@ -110,6 +123,7 @@ def divergences(
 
 
 def _matrices(values: Tensor, curvature: Curvature) -> Iterator[tuple[Tensor, Float64, Float64]]:
+    """Each matrix of a stack, or the one, with its margins."""
     if values.ndim == 2:
         yield values, curvature.rows, curvature.columns
         return
@@ -124,6 +138,7 @@ def _matrices(values: Tensor, curvature: Curvature) -> Iterator[tuple[Tensor, Fl
 
 
 def _chunks(matrix: Tensor, rows: Float64) -> Iterator[tuple[Float32, Float64]]:
+    """Some rows at a time, as f32, with their margins."""
     size = max(1, CHUNK // matrix.shape[1])
     for first in range(0, matrix.shape[0], size):
         part = matrix[first : first + size].float().numpy()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from spikeinfer import SpikeError
 from spikeinfer.compiler.ir import Graph, parse_graph
-from spikeinfer.compiler.solve.candidates import SAMPLED, curve, divergences, plain
+from spikeinfer.compiler.solve.candidates import SAMPLED, curve, divergences, weighted
 from spikeinfer.compiler.solve.segments import segments
 from spikeinfer.compiler.solve.sensitivity import Curvature, _direction, measure
 
@@ -84,7 +84,9 @@ def test_predicted_kl_is_the_real_one() -> None:
 def _dequantized(rows: np.ndarray, format: str) -> np.ndarray:
     from spikeinfer.kernels import dequantize
 
-    return dequantize(plain(rows, format), format, rows.shape[1])  # type: ignore[arg-type]
+    return dequantize(
+        weighted(rows, format, np.ones(rows.shape[1], np.float32)), format, rows.shape[1]
+    )  # type: ignore[arg-type]
 
 
 def test_the_same_figures_again_and_none_for_what_is_not_read() -> None:

@@ -109,6 +109,10 @@ def test_what_is_not_in_this_version_says_so(
         ([*BUILD, "--max-batch-size", "0"], "SPK801", "--max-batch-size is 0"),
         ([*BUILD, "--kv-cache-type", "paged"], "SPK801", "--enable-streaming"),
         (["build", "--model", "M"], "SPK807", "--output-dir DIR"),
+        ([*BUILD, "--max-kl", "0"], "SPK801", "--max-kl is 0.0"),
+        ([*BUILD, "--max-size", "90 apples"], "SPK801", "90MB"),
+        ([*BUILD, "--max-kl", "0.1", "-q", "q4_k_m"], "SPK821", "q4_k_m is a fixed mix"),
+        ([*BUILD, "--max-bpw", "4", "--dry-run"], "SPK821", "--dry-run"),
         (["explain", "SPK000"], "SPK805", "SPK000"),
         (["inspect", "E", "presicion"], "SPK807", "Did you mean precision?"),
         (["inspect", "overflow", "M", "--dtype", "float32"], "SPK807", "float16, bfloat16"),
@@ -152,6 +156,18 @@ def test_flags_become_a_request(
     assert (request.kv_cache_type, request.kv_cache_dtype, request.golden) == (
         "paged", "int8", "off",
     )  # fmt: skip
+
+
+def test_a_budget_becomes_a_request(
+    spike: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("spikeinfer.console.build.run_build", lambda *given: seen.append(given))
+    assert spike(*BUILD, "--max-kl", "0.02", "--max-size", "90MB")[0] == 0
+    assert spike(*BUILD, "--max-bpw", "4.5")[0] == 0
+    both, bits = (request for request, _ in seen)
+    assert (both.max_kl, both.size_limit, both.budgeted) == (0.02, 90_000_000, True)
+    assert (bits.max_bpw, bits.max_kl) == (4.5, None)
 
 
 def test_spike_build_is_spike_build(
