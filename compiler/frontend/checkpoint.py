@@ -22,6 +22,12 @@ Errors (each a `SpikeError`, exit code 3, before anything is written):
                                                    SPK127  --model-type contradicts config.json
                                                    SPK128  tokenizer unreadable (when copied)
                                                    SPK129  chat template broken (by the driver)
+
+Of checkpoints that another tool has quantised (see `prequantized`):
+
+    SPK140  settings can't be used                 SPK143  a group index is out of range
+    SPK141  part of a packed weight is missing     SPK144  zero points contradict the settings
+    SPK142  parts of a packed weight don't fit
 """
 
 from __future__ import annotations
@@ -37,6 +43,7 @@ from transformers import PretrainedConfig
 
 from ...errors import SpikeError
 from .model_config import CONFIG, ModelConfig, meta_model, read_config
+from .prequantized import read_scheme, unpack
 from .safetensors_file import is_lfs_pointer, lfs_pointer_error, unreadable
 from .weight_files import WeightFiles, adapter_only, locate_weights
 from .weight_names import TensorInfo, WeightPlan, plan_weights
@@ -86,14 +93,15 @@ class Checkpoint:
     def open(cls, path: str | os.PathLike[str], model_type: str | None = None) -> Checkpoint:
         """Open and check a checkpoint directory: headers are read, weights are not.
 
-        Two tensors that may be tied are compared, up to the first difference.
+        Two tensors that may be tied are compared, up to the first difference; of packed weights,
+        zero points and group indices are checked.
 
         Args:
             path: a local directory; links inside it (Hugging Face caches) are followed.
             model_type: needed only if config.json doesn't state it.
 
         Raises:
-            SpikeError: SPK101 to SPK127, see the module's docstring.
+            SpikeError: SPK101 to SPK127 and SPK140 to SPK144, see the module's docstring.
         """
         directory = Path(path).expanduser()
         try:
@@ -104,13 +112,15 @@ class Checkpoint:
         except OSError as error:
             raise unreadable(error.filename or directory, error) from error
         skeleton = meta_model(model, torch.float32)
+        if (scheme := read_scheme(directory, model.raw, skeleton)) is not None:
+            files = unpack(files, scheme)
         return cls(directory, model, files, plan_weights(files, skeleton, directory), skeleton)
 
     def load(self, name: str) -> torch.Tensor:
         """The values of one parameter in its stored dtype, shape as in `parameters`.
 
-        A tensor over mapped pages if it is stored as it is; a new tensor if it has to be stacked
-        or split. Don't write to it: it may be shared.
+        A tensor over mapped pages if it is stored as it is; a new tensor if it has to be stacked,
+        split or unpacked (then of float32). Don't write to it: it may be shared.
 
         Raises:
             KeyError: the model has no such parameter.

@@ -1,0 +1,85 @@
+"""Weights that are integers on a grid: value = scale * (code - zero point).
+
+The difference is exact, and so is the product with an fp16 or bf16 scale in float32: 11 bits of
+the scale and at most 9 of the difference fit into 24. Kernels that compute in fp16 or bf16 round
+that product once more, to half a unit in the last place of their dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+ROWS = 1024
+"""Rows that are converted at a time, to bound what is held besides the result."""
+
+
+@dataclass(frozen=True)
+class Integers:
+    """A weight ``[N, K]``, or a stack ``[E, N, K]``, before it is multiplied out.
+
+    Args:
+        bits: codes are 0 .. 2**bits - 1.
+        scales: float ``[..., N, G]``.
+        zeros: int16 ``[..., N, G]``.
+        codes: gives uint8 ``[..., N, K]``; called when they are needed.
+        groups: int64 ``[K]``, the group of each column; None for runs of equal length.
+    """
+
+    bits: int
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    codes: Callable[[], torch.Tensor]
+    groups: torch.Tensor | None = None
+
+    def values(self) -> torch.Tensor:
+        """float32 ``[N, K]``: scale * (code - zero point)."""
+        codes = self.codes()
+        out = torch.empty(codes.shape, dtype=torch.float32)
+        for first in range(0, len(codes), ROWS):
+            rows = slice(first, first + ROWS)
+            scales, zeros = self.scales[rows].float(), self.zeros[rows].float()
+            if self.groups is None:
+                whole, count = out[rows].unflatten(-1, (scales.shape[-1], -1)), scales.shape[-1]
+                whole.copy_(codes[rows].unflatten(-1, (count, -1)))
+                whole.sub_(zeros.unsqueeze(-1)).mul_(scales.unsqueeze(-1))
+            else:
+                part = out[rows].copy_(codes[rows])
+                part.sub_(zeros[:, self.groups]).mul_(scales[:, self.groups])
+        return out
+
+
+def runs(columns: int, group: int) -> torch.Tensor | None:
+    """Groups of `group` columns in order: None if they are equally long, else each one's index."""
+    return None if columns % group == 0 else torch.arange(columns) // group
+
+
+def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """The first `count` codes of each row, uint8 ``[rows, count]``.
+
+    Args:
+        words: int32 ``[rows, n]``, each row a dense little-endian bit stream: code i is in bits
+            ``[bits * i, bits * (i + 1))``, and may begin in one word and end in the next.
+        bits: of one code, 1 to 8.
+        count: codes to take.
+    """
+    out = torch.empty((words.shape[0], count), dtype=torch.uint8)
+    period = 32 // bits if 32 % bits == 0 else 32  # codes until one begins a word again
+    step = period * bits // 32
+    for position in range(min(period, count)):
+        wanted = len(range(position, count, period))
+        word, shift = divmod(position * bits, 32)
+        here = min(bits, 32 - shift)
+        codes = words[:, word::step][:, :wanted] >> shift & ((1 << here) - 1)
+        if here < bits:
+            rest = words[:, word + 1 :: step][:, :wanted] & ((1 << (bits - here)) - 1)
+            codes |= rest << here
+        out[:, position::period] = codes
+    return out
+
+
+def words_for(count: int, bits: int) -> int:
+    """32-bit words that hold `count` codes."""
+    return -(-count * bits // 32)
