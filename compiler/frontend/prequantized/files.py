@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -17,27 +17,30 @@ class UnpackedFiles(WeightFiles):
     """As `WeightFiles`; `home` names weights, not what they are packed in.
 
     Attributes:
+        stored: the files as they are.
         packed: weight name (as a plain checkpoint would store it) -> the packed weight.
         label: how they are packed, for people.
     """
 
-    packed: Mapping[str, Packed] = field(default_factory=dict)
-    label: str = ""
+    stored: WeightFiles
+    packed: Mapping[str, Packed]
+    label: str
 
     def entry(self, name: str) -> StoredTensor:
         """The header entry; that of a packed weight says float32 and its shape."""
         packed = self.packed.get(name)
-        return super().entry(name) if packed is None else packed.entry()
+        return self.stored.entry(name) if packed is None else packed.entry()
 
     def tensor(self, name: str) -> torch.Tensor:
         """The stored tensor over mapped pages, or a packed weight's values as a new tensor."""
         packed = self.packed.get(name)
-        return super().tensor(name) if packed is None else packed.load(super().tensor)
+        read = self.stored.tensor
+        return read(name) if packed is None else packed.load(read)
 
     def equal(self, left: str, right: str) -> bool:
         """Whether two weights have the same dtype, shape and values."""
         if left not in self.packed and right not in self.packed:
-            return super().equal(left, right)
+            return self.stored.equal(left, right)
         a, b = self.entry(left), self.entry(right)
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             return False
@@ -60,7 +63,7 @@ def unpack(files: WeightFiles, scheme: Scheme) -> WeightFiles:
         if remark := made.check_values(files.tensor):
             remarks.setdefault(remark, []).append(name)
     notes = [*files.notes, *_notes(scheme, packed, remarks)]
-    return UnpackedFiles(files.files, files.index, home, tuple(notes), packed, scheme.label)
+    return UnpackedFiles(files.files, files.index, home, tuple(notes), files, packed, scheme.label)
 
 
 def _parts_by_weight(

@@ -125,5 +125,7 @@ def scale_values(stored: torch.Tensor) -> torch.Tensor:
     if stored.dtype != torch.uint8:
         return stored.float()
     # ldexp on float64, as 2**-127 is denormal in float32
-    powers = torch.ldexp(torch.ones((), dtype=torch.float64), stored.int() - EXPONENT_BIAS)
+    powers = torch.ldexp(
+        torch.ones(stored.shape, dtype=torch.float64), stored.int() - EXPONENT_BIAS
+    )
     return torch.where(stored == 255, torch.nan, powers).float()
