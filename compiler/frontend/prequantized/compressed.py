@@ -202,7 +202,8 @@ class CompressedTensors(Scheme):
         group = self._group(name)
         require_parts(name, parts, ("weight_scale",), self.label)
         if "weight_packed" not in parts:
-            require_parts(name, parts, ("weight",), self.label)
+            codes = "weight_packed" if "weight_shape" in parts else "weight"
+            require_parts(name, parts, (codes,), self.label)
             if parts["weight"].dtype in FLOAT8:
                 return self._float8(name, parts, group)
         if not group.symmetric:

@@ -206,7 +206,8 @@ def write_checkpoint(
     values: Arrays = {}
     for name, weight in load_file(path).items():
         module = name.removesuffix(".weight")
-        linear = weight.ndim == 2 and not any(s in name for s in ("embed", "router", ".gate.weight"))
+        other = any(word in name for word in ("embed", "router", ".gate.weight"))
+        linear = weight.ndim == 2 and not other
         if not linear or not chosen(module):
             stored[name] = values[name] = weight
             continue
