@@ -43,7 +43,15 @@ from transformers import PretrainedConfig
 
 from ...errors import SpikeError
 from .model_config import CONFIG, ModelConfig, meta_model, read_config
-from .prequantized import read_scheme, unpack
+from .prequantized import (
+    Integers,
+    Precision,
+    UnpackedFiles,
+    read_scheme,
+    recipe_integers,
+    recipe_precision,
+    unpack,
+)
 from .safetensors_file import is_lfs_pointer, lfs_pointer_error, unreadable
 from .weight_files import WeightFiles, adapter_only, locate_weights
 from .weight_names import TensorInfo, WeightPlan, plan_weights
@@ -70,6 +78,7 @@ class Checkpoint:
             tied names are all listed.
         unused: stored tensors that the model doesn't take (old rotary buffers, for example).
         notes: sentences that a user may want to read; none of them is an error.
+        quantised: how another tool has quantised it, for people; empty for a plain checkpoint.
     """
 
     def __init__(
@@ -87,6 +96,7 @@ class Checkpoint:
         self.parameters: Mapping[str, TensorInfo] = plan.parameters
         self.unused = plan.unused
         self.notes = (*files.notes, *plan.notes)
+        self.quantised = files.label if isinstance(files, UnpackedFiles) else ""
         self._model, self._files, self._plan, self._skeleton = model, files, plan, skeleton
 
     @classmethod
@@ -127,6 +137,23 @@ class Checkpoint:
         """
         stored = self.canonical(name)
         return self._plan.recipes[stored].run(self._files.tensor, self._skeleton)[stored]
+
+    def integers(self, name: str) -> Integers | None:
+        """One parameter as integers and scales, if that is how the source stores it.
+
+        Raises:
+            KeyError: the model has no such parameter.
+        """
+        stored = self.canonical(name)
+        return recipe_integers(self._plan.recipes[stored], stored, self._files, self._skeleton)
+
+    def precision(self, name: str) -> Precision | None:
+        """What a float needs to hold one parameter's values exactly; None if it isn't packed.
+
+        Raises:
+            KeyError: the model has no such parameter.
+        """
+        return recipe_precision(self._plan.recipes[self.canonical(name)], self._files)
 
     def release(self) -> None:
         """Let go of the mapped pages of all weights read so far: they would count as memory."""

@@ -29,6 +29,7 @@ from .packed import (
     require_parts,
     split_leaf,
 )
+from .precision import Precision
 from .settings import Settings
 
 PARTS = ("qweight", "qzeros", "scales")
@@ -49,6 +50,10 @@ class AwqMatrix(Packed):
             return _outputs_first(read(self.parts["qweight"].name))
 
         return Integers(BITS, scales, zeros, codes)
+
+    def precision(self, read: ReadTensor) -> Precision:
+        """By scales and zero points."""
+        return self.integers(read).precision()
 
     def load(self, read: ReadTensor) -> torch.Tensor:
         """scale * (code - zero point), exact in float32."""

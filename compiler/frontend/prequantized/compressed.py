@@ -39,6 +39,7 @@ from .packed import (
     require_parts,
     split_leaf,
 )
+from .precision import Precision
 from .settings import Settings
 
 PARTS = (
@@ -161,6 +162,10 @@ class IntegerMatrix(Packed):
             ):
                 return indices
         return runs(columns, self.group_size or columns)
+
+    def precision(self, read: ReadTensor) -> Precision:
+        """By scales and zero points."""
+        return self.integers(read).precision()
 
     def load(self, read: ReadTensor) -> torch.Tensor:
         """scale * (code - zero point), exact in float32 for fp16 and bf16 scales."""

@@ -9,7 +9,9 @@ import torch
 
 from ..safetensors_file import StoredTensor
 from ..weight_files import WeightFiles
+from .integers import Integers
 from .packed import Packed, Scheme
+from .precision import Precision
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,16 @@ class UnpackedFiles(WeightFiles):
         packed = self.packed.get(name)
         read = self.stored.tensor
         return read(name) if packed is None else packed.load(read)
+
+    def integers(self, name: str) -> Integers | None:
+        """A packed weight as integers and scales, if it is that."""
+        packed = self.packed.get(name)
+        return None if packed is None else packed.integers(self.stored.tensor)
+
+    def precision(self, name: str) -> Precision | None:
+        """What a packed weight's values need of a float; None for a plain one."""
+        packed = self.packed.get(name)
+        return None if packed is None else packed.precision(self.stored.tensor)
 
     def equal(self, left: str, right: str) -> bool:
         """Whether two weights have the same dtype, shape and values."""

@@ -23,9 +23,12 @@ import torch
 
 from ..safetensors_file import StoredTensor
 from .packed import Packed, Parts, ReadTensor, Scheme, require_form, require_parts
+from .precision import Precision
 from .settings import Settings
 
-FLOAT8 = ("F8_E4M3", "F8_E5M2")
+CODES = {"F8_E4M3": (4, -9, 448.0), "F8_E5M2": (3, -16, 57344.0)}
+"""Bits of the significand, exponent of the smallest step, largest magnitude."""
+FLOAT8 = tuple(CODES)
 BYTES = ("U8", "F8_E8M0")
 SCALES = ("F32", "BF16", "F16", *BYTES)
 ENDINGS = (("_scale_inv", ""), (".weight_scale", ".weight"))
@@ -58,9 +61,10 @@ class Float8Matrix(Packed):
             part.mul_(wide.unsqueeze(-2))
         return values
 
-    def scales(self, read: ReadTensor) -> torch.Tensor:
-        """float32 scales, in any shape."""
-        return scale_values(read(self.parts["scale"].name))
+    def precision(self, read: ReadTensor) -> Precision:
+        """By the scales."""
+        bits, unit, largest = CODES[self.parts["weight"].dtype]
+        return Precision.of(scale_values(read(self.parts["scale"].name)), bits, unit, largest)
 
 
 class Fp8(Scheme):

@@ -38,6 +38,7 @@ from .packed import (
     require_parts,
     split_leaf,
 )
+from .precision import Precision
 from .settings import Settings
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -133,6 +134,10 @@ class GptqMatrix(Packed):
         indices = read(self.parts["g_idx"].name).long()
         plain = torch.arange(self.columns) // self.group_size
         return in_order if torch.equal(indices, plain) else indices
+
+    def precision(self, read: ReadTensor) -> Precision:
+        """By scales and zero points."""
+        return self.integers(read).precision()
 
     def load(self, read: ReadTensor) -> torch.Tensor:
         """scale * (code - zero point), exact in float32."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .precision import Precision
+
 ROWS = 1024
 """Rows that are converted at a time, to bound what is held besides the result."""
 
@@ -33,6 +35,16 @@ class Integers:
     zeros: torch.Tensor
     codes: Callable[[], torch.Tensor]
     groups: torch.Tensor | None = None
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Bounds of code - zero point."""
+        return -int(self.zeros.max()), (1 << self.bits) - 1 - int(self.zeros.min())
+
+    def precision(self) -> Precision:
+        """What the values need of a float."""
+        largest = max(map(abs, self.range))
+        return Precision.of(self.scales, largest.bit_length(), 0, largest)
 
     def values(self) -> torch.Tensor:
         """float32 ``[N, K]``: scale * (code - zero point)."""

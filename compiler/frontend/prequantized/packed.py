@@ -12,6 +12,7 @@ import torch
 from ....errors import SpikeError
 from ..safetensors_file import StoredTensor
 from .integers import Integers
+from .precision import Precision
 
 ReadTensor: TypeAlias = Callable[[str], torch.Tensor]
 """A stored tensor by its name, over mapped pages."""
@@ -47,6 +48,10 @@ class Packed(ABC):
     def integers(self, read: ReadTensor) -> Integers | None:
         """The weight as integers and scales, if it is that."""
         return None
+
+    @abstractmethod
+    def precision(self, read: ReadTensor) -> Precision:
+        """What its values need of a float; follows from the scales, codes aren't read."""
 
     @abstractmethod
     def load(self, read: ReadTensor) -> torch.Tensor:
