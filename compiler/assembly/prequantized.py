@@ -12,14 +12,16 @@ Everything else (act-order, float8, other scales) becomes the narrowest float th
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...kernels import Format, row_bytes
 from ..frontend.checkpoint import Checkpoint
 from ..ir import Constant
 from ..quantize import Blocks, Given, stored_bytes
@@ -27,6 +29,8 @@ from ..quantize.policy import BLOCK
 from ..quantize.roles import UNQUANTIZED, Role
 
 BLOCK_SIZE = 32
+ROWS = 1024
+"""Rows packed at a time."""
 BLOCKS = (("q4_0", -8, 7), ("q5_0", -16, 15), ("q8_0", -128, 127))
 """Formats `d * n`, with the range of the integer n, smallest first."""
 FLOATS = ("f32", "f16", "bf16")
@@ -39,7 +43,7 @@ class Kept:
     Args:
         checkpoint: the source.
         formats: format of each packed matrix so far, by the constant's name.
-        sizes: (bytes as stored, bytes at two for each element) of each.
+        bytes: what each takes in rank0.weights.
     """
 
     checkpoint: Checkpoint
@@ -97,7 +101,7 @@ class Kept:
             (f for f, least, most in BLOCKS if f in BLOCK and least <= low and high <= most), None
         )
 
-    def notes(self) -> list[str]:
+    def notes(self) -> Sequence[str]:
         """What a user may want to know about the formats; empty if nothing is packed."""
         if not self.formats:
             return []
@@ -117,41 +121,41 @@ class Kept:
 
 
 def blocks(
-    format: str,
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor,
+    format: str, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
 ) -> npt.NDArray[np.uint8]:
     """Logical rows (docs/storage-formats.md), uint8 ``[..., N, row bytes]``.
 
     Args:
         format: one of `BLOCKS`.
-        codes, scales, zeros: uint8 ``[..., N, K]`` and ``[..., N, G]``, or rows of them.
+        codes: uint8 ``[..., N, K]``.
+        scales: fp16 values, ``[..., N, G]``.
+        zeros: integers, ``[..., N, G]``.
     """
+    n, k = codes.shape[-2:]
+    size = row_bytes(cast(Format, format), k)
+    rows = np.empty((*codes.shape[:-1], size), dtype=np.uint8)
+    for first in range(0, n, ROWS):
+        part = slice(first, first + ROWS)
+        parts = (codes[..., part, :], scales[..., part, :], zeros[..., part, :])
+        rows[..., part, :] = _rows(format, *parts)
+    return rows
+
+
+def _rows(
+    format: str, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
+) -> npt.NDArray[np.uint8]:
     *lead, k = codes.shape
     groups = scales.shape[-1]
-    per_group = k // groups
     shift = {"q4_0": 8, "q5_0": 16, "q8_0": 0}[format]
-    made = codes.unflatten(-1, (groups, per_group)).to(torch.int16)
+    made = codes.unflatten(-1, (groups, k // groups)).to(torch.int16)
     made = (made - zeros.unsqueeze(-1) + shift).reshape(*lead, k // BLOCK_SIZE, BLOCK_SIZE)
     units = made.to(torch.int8).numpy().view(np.uint8)
-    d = scales.half().repeat_interleave(per_group // BLOCK_SIZE, -1).contiguous()
-    head = d.unsqueeze(-1).numpy().view(np.uint8)
+    d = scales.half().repeat_interleave(k // groups // BLOCK_SIZE, -1)
+    head = d.unsqueeze(-1).contiguous().numpy().view(np.uint8)
     if format == "q8_0":
         parts = [head, units]
     else:
-        low, high = units[..., :16], units[..., 16:]
-        nibbles = (low & 15) | (high << 4)
+        nibbles = (units[..., :16] & 15) | (units[..., 16:] << 4)
         fifth = np.packbits(units >> 4, axis=-1, bitorder="little")
         parts = [head, fifth, nibbles] if format == "q5_0" else [head, nibbles]
-    whole = np.concatenate(parts, axis=-1)
-    return whole.reshape(*lead, math.prod(whole.shape[-2:]))
-
-
-def quantised_twice(source: str, quantization: str) -> str:
-    """The warning where --quantization rounds what another quantiser has rounded already."""
-    return (
-        f"the source is quantised already ({source}); --quantization {quantization} rounds it a "
-        "second time, and quality is measured against the source as it is. Build from the original "
-        "checkpoint for the best result, or without --quantization to keep the source's values"
-    )
+    return np.concatenate(parts, axis=-1).reshape(*lead, -1)

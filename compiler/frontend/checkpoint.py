@@ -42,7 +42,7 @@ import torch
 from transformers import PretrainedConfig
 
 from ...errors import SpikeError
-from .model_config import CONFIG, ModelConfig, meta_model, read_config
+from .model_config import CONFIG, ModelConfig, float_model, meta_model, read_config
 from .prequantized import (
     Integers,
     Precision,
@@ -190,6 +190,15 @@ class Checkpoint:
             apart = torch.nn.Parameter(torch.empty_like(model.get_parameter(keeper)))
             setattr(model.get_submodule(parent), leaf, apart)
         return model
+
+    @property
+    def opens_in_transformers(self) -> bool:
+        """Whether transformers can load `path` by itself; else there is `float_model`."""
+        return not self.quantised
+
+    def float_model(self) -> torch.nn.Module:
+        """transformers' model in float32 with the values that `load` gives, to be run."""
+        return float_model(self._model, self.load)
 
     def weight_files(self) -> list[Path]:
         """The safetensors files in use, sorted by name."""
