@@ -148,7 +148,7 @@ class IntegerMatrix(Packed):
     def _zeros(self, stored: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """int16 [N, G], of packed words or of signed integers."""
         if stored.dtype == torch.int32 and "weight_packed" in self.parts:
-            return unpack_words(stored.t(), self.bits, shape[0]).t().to(torch.int16)
+            return unpack_words(stored, self.bits, shape[0], dim=0).to(torch.int16)
         signed = stored.to(torch.int16) + (1 << (self.bits - 1))
         return signed.reshape(-1, shape[1]).expand(shape)
 

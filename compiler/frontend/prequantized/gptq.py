@@ -122,7 +122,8 @@ class GptqMatrix(Packed):
             zeros = (zeros + self.minus_one) & ((1 << self.bits) - 1)
 
         def codes() -> torch.Tensor:
-            return unpack_words(read(self.parts["qweight"].name).t(), self.bits, self.columns)
+            words = read(self.parts["qweight"].name)
+            return unpack_words(words, self.bits, self.columns, dim=0).t().contiguous()
 
         return Integers(self.bits, scales, zeros, codes, self._groups(read))
 

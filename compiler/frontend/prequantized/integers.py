@@ -68,27 +68,30 @@ def runs(columns: int, group: int) -> torch.Tensor | None:
     return None if columns % group == 0 else torch.arange(columns) // group
 
 
-def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """The first `count` codes of each row, uint8 ``[rows, count]``.
+def unpack_words(words: torch.Tensor, bits: int, count: int, dim: int = 1) -> torch.Tensor:
+    """The first `count` codes of each stream, uint8 of the shape of `words` but for `dim`.
 
     Args:
-        words: int32 ``[rows, n]``, each row a dense little-endian bit stream: code i is in bits
+        words: int32 matrix; along `dim` runs a dense little-endian bit stream: code i is in bits
             ``[bits * i, bits * (i + 1))``, and may begin in one word and end in the next.
         bits: of one code, 1 to 8.
         count: codes to take.
+        dim: 0 or 1.
     """
-    out = torch.empty((words.shape[0], count), dtype=torch.uint8)
+    shape = (count, words.shape[1]) if dim == 0 else (words.shape[0], count)
+    out = torch.empty(shape, dtype=torch.uint8)
+    stream, codes = words.transpose(0, dim), out.transpose(0, dim)
     period = 32 // bits if 32 % bits == 0 else 32  # codes until one begins a word again
     step = period * bits // 32
     for position in range(min(period, count)):
         wanted = len(range(position, count, period))
         word, shift = divmod(position * bits, 32)
         here = min(bits, 32 - shift)
-        codes = words[:, word::step][:, :wanted] >> shift & ((1 << here) - 1)
+        part = stream[word::step][:wanted] >> shift & ((1 << here) - 1)
         if here < bits:
-            rest = words[:, word + 1 :: step][:, :wanted] & ((1 << (bits - here)) - 1)
-            codes |= rest << here
-        out[:, position::period] = codes
+            rest = stream[word + 1 :: step][:wanted] & ((1 << (bits - here)) - 1)
+            part |= rest << here
+        codes[position::period] = part
     return out
 
 
