@@ -15,13 +15,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...kernels import Format, row_bytes
 from ..frontend.checkpoint import Checkpoint
 from ..ir import Constant
 from ..quantize import Blocks, Given, stored_bytes
@@ -33,6 +31,7 @@ ROWS = 1024
 """Rows packed at a time."""
 BLOCKS = (("q4_0", -8, 7), ("q5_0", -16, 15), ("q8_0", -128, 127))
 """Formats `d * n`, with the range of the integer n, smallest first."""
+BYTES = {"q4_0": 18, "q5_0": 22, "q8_0": 34}
 FLOATS = ("f32", "f16", "bf16")
 
 
@@ -76,25 +75,23 @@ class Kept:
             return None
         integers = self.checkpoint.integers(const.parameter)
         assert integers is not None
-        parts = (integers.codes(), integers.scales, integers.zeros)
-        codes, scales, zeros = map(const.part_of, parts)
-        rows = blocks(format, codes, scales, zeros)
-        return Blocks(format, rows, int(codes.shape[-1]))
+        grid = integers.per_block(BLOCK_SIZE)
+        assert grid is not None
+        codes, scales, zeros = map(const.part_of, (integers.codes(), *grid))
+        return Blocks(format, blocks(format, codes, scales, zeros), integers.columns)
 
     def _block_format(self, const: Constant) -> str | None:
         if const.plus or const.transposed or const.parameter is None:
             return None
         integers = self.checkpoint.integers(const.parameter)
-        if integers is None or integers.groups is not None:
-            return None
-        k, groups = const.shape[-1], integers.scales.shape[-1]
-        if not isinstance(k, int) or k % groups or k // groups % BLOCK_SIZE:
+        grid = integers and integers.per_block(BLOCK_SIZE)
+        if integers is None or grid is None:
             return None
         # a rule that moves columns leaves scales whose rows aren't the parameter's
         if integers.scales.shape[:-1] != self.checkpoint.parameters[const.parameter].shape[:-1]:
             return None
         scales = integers.scales.float()
-        if not torch.equal(scales.half().float(), scales):
+        if not bool(scales.isfinite().all()) or not torch.equal(scales.half().float(), scales):
             return None
         low, high = integers.range
         return next(
@@ -128,12 +125,11 @@ def blocks(
     Args:
         format: one of `BLOCKS`.
         codes: uint8 ``[..., N, K]``.
-        scales: fp16 values, ``[..., N, G]``.
-        zeros: integers, ``[..., N, G]``.
+        scales: fp16 values, ``[..., N, K / 32]``.
+        zeros: integers, ``[..., N, K / 32]``.
     """
     n, k = codes.shape[-2:]
-    size = row_bytes(cast(Format, format), k)
-    rows = np.empty((*codes.shape[:-1], size), dtype=np.uint8)
+    rows = np.empty((*codes.shape[:-1], k // BLOCK_SIZE * BYTES[format]), dtype=np.uint8)
     for first in range(0, n, ROWS):
         part = slice(first, first + ROWS)
         parts = (codes[..., part, :], scales[..., part, :], zeros[..., part, :])
@@ -144,18 +140,14 @@ def blocks(
 def _rows(
     format: str, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
 ) -> npt.NDArray[np.uint8]:
-    *lead, k = codes.shape
-    groups = scales.shape[-1]
     shift = {"q4_0": 8, "q5_0": 16, "q8_0": 0}[format]
-    made = codes.unflatten(-1, (groups, k // groups)).to(torch.int16)
-    made = (made - zeros.unsqueeze(-1) + shift).reshape(*lead, k // BLOCK_SIZE, BLOCK_SIZE)
+    made = codes.unflatten(-1, (-1, BLOCK_SIZE)).to(torch.int16) + (shift - zeros.unsqueeze(-1))
     units = made.to(torch.int8).numpy().view(np.uint8)
-    d = scales.half().repeat_interleave(k // groups // BLOCK_SIZE, -1)
-    head = d.unsqueeze(-1).contiguous().numpy().view(np.uint8)
+    head = scales.half().unsqueeze(-1).contiguous().numpy().view(np.uint8)
     if format == "q8_0":
         parts = [head, units]
     else:
         nibbles = (units[..., :16] & 15) | (units[..., 16:] << 4)
         fifth = np.packbits(units >> 4, axis=-1, bitorder="little")
         parts = [head, fifth, nibbles] if format == "q5_0" else [head, nibbles]
-    return np.concatenate(parts, axis=-1).reshape(*lead, -1)
+    return np.concatenate(parts, axis=-1).reshape(*codes.shape[:-1], -1)

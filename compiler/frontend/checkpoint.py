@@ -52,6 +52,7 @@ from .prequantized import (
     recipe_precision,
     unpack,
 )
+from .prequantized.methods import OLD_FILES
 from .safetensors_file import is_lfs_pointer, lfs_pointer_error, unreadable
 from .weight_files import WeightFiles, adapter_only, locate_weights
 from .weight_names import TensorInfo, WeightPlan, plan_weights
@@ -210,10 +211,11 @@ class Checkpoint:
         return found + sorted((self.path / "additional_chat_templates").glob("*.jinja"))
 
     def source_hash(self) -> str:
-        """SHA-256 over the contents of config.json, the index and all weight files.
+        """SHA-256 over the contents of config.json, the index and all weight files, and of an
+        old quantiser's settings file.
 
         Reads every byte (about a second per gigabyte or two). The same as
-        ``sha256sum config.json [index] FILES... | sha256sum``, files in order of name.
+        ``sha256sum config.json [settings] [index] FILES... | sha256sum``, files in order of name.
         """
         lines = hashlib.sha256()
         for path in self._source_files():
@@ -235,6 +237,8 @@ class Checkpoint:
 
     def _source_files(self) -> Iterator[Path]:
         yield self.path / CONFIG
+        if self.quantised:  # older tools have their settings apart
+            yield from (p for name in OLD_FILES if (p := self.path / name).is_file())
         if self._files.index is not None:
             yield self._files.index
         yield from self.weight_files()

@@ -49,7 +49,7 @@ class AwqMatrix(Packed):
         def codes() -> torch.Tensor:
             return _outputs_first(read(self.parts["qweight"].name))
 
-        return Integers(BITS, scales, zeros, codes)
+        return Integers(BITS, self.shape[1], scales, zeros, codes)
 
     def precision(self, read: ReadTensor) -> Precision:
         """By scales and zero points."""
@@ -83,7 +83,7 @@ class Awq(Scheme):
         size = columns if self.group_size == -1 else self.group_size
         why = f"{columns} inputs in groups of {size}, {outputs} outputs"
         if columns % size:  # the format has no short last group
-            require_form(codes, ("I32",), [(-(-columns // size) * size, words)], why)
+            require_form(codes, ("I32",), [], why)
         groups = columns // size
         require_form(parts["scales"], SCALES, [(groups, outputs)], why)
         require_form(parts["qzeros"], ("I32",), [(groups, words)], why)

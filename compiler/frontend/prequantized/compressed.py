@@ -143,7 +143,7 @@ class IntegerMatrix(Packed):
             zeros = torch.full(scales.shape, middle, dtype=torch.int16)
         else:
             zeros = self._zeros(read(self.parts["weight_zero_point"].name), scales.shape)
-        return Integers(self.bits, scales, zeros, codes, self._groups(read))
+        return Integers(self.bits, columns, scales, zeros, codes, self._groups(read))
 
     def _zeros(self, stored: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """int16 [N, G], of packed words or of signed integers."""
@@ -216,7 +216,9 @@ class CompressedTensors(Scheme):
         rows, columns = self._shape(name, parts, group, read)
         size = group.group_size or columns
         why = f"{rows} x {columns}, {group.bits} bits, {_grain(group)}"
-        grid = (rows, -(-columns // size))
+        grid = (rows, columns // size)
+        if columns % size:  # the format has no short last group
+            require_form(parts["weight_scale"], SCALES, [], why)
         shapes = [grid] if group.group_size else [grid, (rows,), (1,), (1, 1), ()]
         require_form(parts["weight_scale"], SCALES, shapes, why)
         if not group.symmetric:

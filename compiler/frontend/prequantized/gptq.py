@@ -125,7 +125,7 @@ class GptqMatrix(Packed):
             words = read(self.parts["qweight"].name)
             return unpack_words(words, self.bits, self.columns, dim=0).t().contiguous()
 
-        return Integers(self.bits, scales, zeros, codes, self._groups(read))
+        return Integers(self.bits, self.columns, scales, zeros, codes, self._groups(read))
 
     def _groups(self, read: ReadTensor) -> torch.Tensor | None:
         """None where groups are runs of equal length, also if `g_idx` says so at length."""
@@ -180,7 +180,7 @@ class Gptq(Scheme):
             fits = words_for(count := parts["g_idx"].shape[0], self.bits) == rows
             columns = count if fits else columns
             require_form(parts["g_idx"], ("I32", "I64"), [(columns,)], f"{columns} inputs")
-        size = columns if self.group_size == -1 else self.group_size
+        size = columns if self.group_size == -1 else min(self.group_size, columns)
         groups = -(-columns // size)
         why = f"{columns} inputs in groups of {size}, {outputs} outputs"
         require_form(parts["scales"], SCALES, [(groups, outputs)], why)

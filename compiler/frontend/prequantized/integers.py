@@ -24,6 +24,7 @@ class Integers:
 
     Args:
         bits: codes are 0 .. 2**bits - 1.
+        columns: K.
         scales: float ``[..., N, G]``.
         zeros: int16 ``[..., N, G]``.
         codes: gives uint8 ``[..., N, K]``; called when they are needed.
@@ -31,6 +32,7 @@ class Integers:
     """
 
     bits: int
+    columns: int
     scales: torch.Tensor
     zeros: torch.Tensor
     codes: Callable[[], torch.Tensor]
@@ -45,6 +47,23 @@ class Integers:
         """What the values need of a float."""
         largest = max(map(abs, self.range))
         return Precision.of(self.scales, largest.bit_length(), 0, largest)
+
+    def per_block(self, size: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Scales and zero points ``[..., N, K / size]`` of runs of `size` columns.
+
+        None if a run would need several of them.
+        """
+        if self.groups is not None:
+            if len(self.groups) % size:
+                return None
+            by_block = self.groups.unflatten(0, (-1, size))
+            if not bool((by_block == by_block[:, :1]).all()):
+                return None
+            return self.scales[..., by_block[:, 0]], self.zeros[..., by_block[:, 0]]
+        each, rest = divmod(self.columns, self.scales.shape[-1] * size)
+        if rest:
+            return None
+        return self.scales.repeat_interleave(each, -1), self.zeros.repeat_interleave(each, -1)
 
     def values(self) -> torch.Tensor:
         """float32 ``[N, K]``: scale * (code - zero point)."""

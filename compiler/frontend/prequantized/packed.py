@@ -109,7 +109,7 @@ def require_form(
     """
     if entry.dtype in dtypes and entry.shape in shapes:
         return
-    wanted = " or ".join(str(list(shape)) for shape in shapes)
+    wanted = " or ".join(str(list(shape)) for shape in shapes) or "of whole groups"
     raise SpikeError(
         "SPK142",
         "checkpoint",

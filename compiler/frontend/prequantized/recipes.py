@@ -31,7 +31,8 @@ def recipe_integers(
         return None
     if recipe.converter is None:
         return first
-    if any(p.groups is not None or p.bits != first.bits for p in found.values()):
+    same = (first.bits, first.columns)
+    if any(p.groups is not None or (p.bits, p.columns) != same for p in found.values()):
         return None
 
     def run(of: Callable[[Integers], torch.Tensor]) -> torch.Tensor:
@@ -44,7 +45,9 @@ def recipe_integers(
         return None
     if scales.shape != zeros.shape:
         return None
-    return Integers(first.bits, scales, zeros, lambda: run(lambda part: part.codes()))
+    return Integers(
+        first.bits, first.columns, scales, zeros, lambda: run(lambda part: part.codes())
+    )
 
 
 def recipe_precision(recipe: Recipe, files: WeightFiles) -> Precision | None:
