@@ -168,12 +168,13 @@ class Checkpoint:
         """
         stored = self.canonical(name)
         recipe = self._plan.recipes[stored]
+        sources = sum(map(self._files.loading_bytes, recipe.names()))
         if recipe.converter is None:
-            return 0
+            return sources
         entries = map(self._files.entry, recipe.names())
         info = self.parameters[stored]
         made: int = info.dtype.itemsize * math.prod(info.shape)
-        return made + sum(e.end - e.begin for e in entries)
+        return made + (sources or sum(e.end - e.begin for e in entries))
 
     def canonical(self, name: str) -> str:
         """The one name that stands for all parameters with the same (tied) values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from ..weight_files import WeightFiles
 from .integers import Integers
 from .packed import Packed, Scheme
 from .precision import Precision
+
+BYTES_PER_VALUE = 6
+"""While a packed weight is loaded: float32, its code in one byte, and that once more in order."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class UnpackedFiles(WeightFiles):
         """What a packed weight's values need of a float; None for a plain one."""
         packed = self.packed.get(name)
         return None if packed is None else packed.precision(self.stored.tensor)
+
+    def loading_bytes(self, name: str) -> int:
+        """Values and codes of a packed weight; nothing for a plain one."""
+        packed = self.packed.get(name)
+        return 0 if packed is None else math.prod(packed.shape) * BYTES_PER_VALUE
 
     def equal(self, left: str, right: str) -> bool:
         """Whether two weights have the same dtype, shape and values."""
