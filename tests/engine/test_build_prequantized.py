@@ -20,6 +20,9 @@ import torch
 from safetensors.torch import save_file
 from spikeinfer import SpikeEngine
 from spikeinfer.compiler.assembly.progress import Progress
+from spikeinfer.compiler.assembly.source import rebuilt
+from spikeinfer.compiler.frontend.checkpoint import Checkpoint
+from spikeinfer.compiler.golden import Prompt, check, record, thresholds_for
 from spikeinfer.driver import BuildRequest, BuildResult, build
 from spikeinfer.kernels import dequantize, unpack
 from transformers import AutoModelForCausalLM
@@ -86,12 +89,17 @@ def reference_logits(packed: Path, values: Mapping[str, torch.Tensor], plain: Pa
     packers.edit_config(plain, quantization_config=None)
     tensors = {name: value.float().contiguous() for name, value in values.items()}
     save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    return logits(plain, IDS)
+
+
+def logits(plain: Path, ids: list[int]) -> np.ndarray:
+    """float32 [T, V]."""
     model = AutoModelForCausalLM.from_pretrained(
         plain, dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
-        logits: np.ndarray = model.eval()(torch.tensor([IDS])).logits[0].numpy()
-    return logits
+        found: np.ndarray = model.eval()(torch.tensor([ids])).logits[0].numpy()
+    return found
 
 
 def built(source: Path, tmp_path: Path, **options: Any) -> tuple[BuildResult, list[str]]:
@@ -143,6 +151,15 @@ def test_quantising_again_is_done_with_a_warning(sources: Any, tmp_path: Path) -
     result, notes = built(source, tmp_path, quantization="q8_0")
     assert {c.format for c in result.plan.choices} <= {"q8_0", "f32"}
     assert sum("quantises them again" in note and "AWQ" in note for note in notes) == 1
+
+
+def test_recorded_sets_hold_the_values_that_were_read(sources: Any, tmp_path: Path) -> None:
+    source, values = sources("fp8")
+    given = rebuilt(Checkpoint.open(source))
+    golden = record(source, [Prompt("p", tokens=tuple(IDS), greedy=1)], "set", rebuilt=given)
+    reference_logits(source, values, tmp_path / "plain")
+    limits = thresholds_for(None, "float32")
+    assert check(golden, lambda ids: logits(tmp_path / "plain", ids), limits).passed
 
 
 def test_two_builds_give_the_same_bytes_and_the_dry_run_their_number(

@@ -190,6 +190,7 @@ class CompressedTensors(Scheme):
         )
         form = settings.word("format", default="dense")
         bits = sorted({group.bits for group in self.groups})
+        self.compressed = form != "dense"
         self.label = f"compressed-tensors {form}, {' and '.join(map(str, bits))} bits"
         if _quantises_activations(entries) or settings.get("kv_cache_scheme"):
             self.remarks = (
@@ -205,6 +206,11 @@ class CompressedTensors(Scheme):
     def packed(self, name: str, parts: Parts, read: ReadTensor) -> Packed:
         """Checks every shape against the module's settings."""
         group = self._group(name)
+        if not {"weight", "weight_packed", "weight_shape"} & parts.keys() and not self.compressed:
+            raise self.settings.wrong(
+                "format", f"that of compressed weights, as {name}_scale is stored; a checkpoint "
+                "whose weights are still to be rounded isn't taken"
+            )  # fmt: skip
         require_parts(name, parts, ("weight_scale",), self.label)
         if "weight_packed" not in parts:
             codes = "weight_packed" if "weight_shape" in parts else "weight"

@@ -163,11 +163,12 @@ def float8(
     block: tuple[int, int] | str = (128, 128),
     name: str = "weight_scale_inv",
     dtype: torch.dtype = torch.float32,
+    code: torch.dtype = torch.float8_e4m3fn,
 ) -> Writer:
-    """float8_e4m3 times a scale per block, "row" or "tensor"; the last blocks may be short."""
+    """float8 times a scale per block, "row" or "tensor"; the last blocks may be short."""
 
     def write(rng: np.random.Generator, n: int, k: int) -> tuple[Arrays, np.ndarray]:
-        codes = tensor(rng.standard_normal((n, k)) * 60).to(torch.float8_e4m3fn)
+        codes = tensor(rng.standard_normal((n, k)) * 60).to(code)
         height, width = {"row": (1, k), "tensor": (n, k)}.get(block, block)  # type: ignore[call-overload]
         shape = (-(-n // height), -(-k // width))
         if dtype is torch.uint8:

@@ -77,6 +77,14 @@ def test_values_of_transformers_where_blocks_are_whole(tmp_path: Path, dtype: to
     assert torch.equal(unpacked(tmp_path, parts, packers.fp8_settings()), theirs)
 
 
+def test_a_stack_of_experts_in_one_tensor(tmp_path: Path) -> None:
+    weight = (torch.randn(3, 256, 128) * 40).to(torch.float8_e4m3fn)
+    scale = torch.rand(3, 2, 1) * 1e-3
+    theirs = Fp8Dequantize(None)._dequantize_one(weight, scale, torch.float32)
+    parts = {"weight": weight, "weight_scale_inv": scale}
+    assert torch.equal(unpacked(tmp_path, parts, packers.fp8_settings()), theirs)
+
+
 def test_transformers_misreads_what_is_no_multiple_of_the_block(tmp_path: Path) -> None:
     """192 rows in blocks of 128 are 128 + 64; transformers makes them 96 + 96."""
     weight = torch.ones(192, 128).to(torch.float8_e4m3fn)

@@ -262,6 +262,14 @@ def test_module_that_no_target_names(tmp_path: Path) -> None:
     refused(tmp_path, "SPK140", "no target", "mlp")
 
 
+def test_compressed_tensors_before_it_is_compressed(tmp_path: Path) -> None:
+    settings = packers.compressed_settings("dense")
+    packers.write_checkpoint(tmp_path, packers.pack_quantized(), settings, chosen=lambda _: False)
+    scale = {f"{UP}.weight_scale": torch.ones(256, 4)}
+    edit_tensors(tmp_path, lambda tensors: tensors.update(scale))
+    refused(tmp_path, "SPK140", "`format`", "'dense'", "still to be rounded")
+
+
 @pytest.mark.parametrize("bits", [3, 5, 6])
 def test_widths_whose_packing_differs_between_versions(tmp_path: Path, bits: int) -> None:
     writer = packers.pack_quantized(bits)

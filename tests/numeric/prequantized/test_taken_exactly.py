@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,10 @@ COMPRESSED: dict[str, tuple[Writer, dict[str, Any]]] = {
         packers.float8("tensor", "weight_scale"),
         packers.compressed_settings("float-quantized", 8, None, kind="float", strategy="tensor"),
     ),
+    "FP8 groups": (
+        packers.float8((1, 64), "weight_scale", torch.bfloat16),
+        packers.compressed_settings("float-quantized", 8, 64, kind="float"),
+    ),
     "FP8 blocks": (
         packers.float8((48, 80), "weight_scale"),
         packers.compressed_settings(
@@ -179,6 +184,10 @@ FP8: dict[str, tuple[Writer, dict[str, Any]]] = {
     "blocks": (packers.float8(), packers.fp8_settings()),
     "short blocks": (packers.float8((96, 80)), packers.fp8_settings((96, 80))),
     "bf16 scales": (packers.float8(dtype=torch.bfloat16), packers.fp8_settings()),
+    "e5m2": (
+        packers.float8(code=torch.float8_e5m2),
+        packers.fp8_settings() | {"fmt": "e5m2"},
+    ),
     "one scale": (packers.float8("tensor", "weight_scale"), {"quant_method": "fp8"}),
     "rows": (
         packers.float8("row", "weight_scale"),
@@ -253,6 +262,31 @@ def test_what_is_stored_decides_what_is_packed(
     writer, settings = WRITERS[kind]
     values = packers.write_checkpoint(tmp_path, writer, settings, chosen=chosen)
     assert_taken(tmp_path, values)
+
+
+def test_parts_of_one_weight_in_two_shards(tmp_path: Path) -> None:
+    """A writer that splits by size doesn't know what belongs together."""
+    writer, settings = WRITERS["gptq"]
+    values = packers.write_checkpoint(tmp_path, writer, settings)
+    path = tmp_path / "model.safetensors"
+    tensors = packers.load_file(path)
+    path.unlink()
+    home = {name: f"model-{1 + i % 2:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(home.values()):
+        packers.save_file({n: t for n, t in tensors.items() if home[n] == file}, tmp_path / file)
+    index = json.dumps({"weight_map": home})
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert_taken(tmp_path, values)
+
+
+def test_the_hash_covers_settings_in_the_old_file(tmp_path: Path) -> None:
+    packers.write_checkpoint(tmp_path, packers.gptq(8), {})
+    found = []
+    for version in ("gptq", "gptq_v2"):
+        old = {"bits": 8, "group_size": 32, "sym": False, "checkpoint_format": version}
+        (tmp_path / "quantize_config.json").write_text(json.dumps(old))
+        found.append(Checkpoint.open(tmp_path).source_hash())
+    assert found[0] != found[1]
 
 
 def test_leftover_settings_of_plain_weights(tmp_path: Path) -> None:
