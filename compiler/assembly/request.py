@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ...errors import ExitCode, SpikeError
 
-DTYPES = ("auto", "float32", "float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
+DTYPES = ("auto", "float32", *HALVES)
 KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
 KV_TYPES = ("auto", "paged", "continuous")
 BACKENDS = ("onnxruntime", "tensorrt")
@@ -87,6 +88,7 @@ class BuildRequest:
         if self.workers < 0:
             raise _bad("workers", self.workers, "0 (one per CPU) or more")
         self._check_cache()
+        self._check_calibration()
         if self.backend == "tensorrt":
             raise SpikeError(
                 "SPK802",
@@ -103,6 +105,18 @@ class BuildRequest:
             raise _bad("kv-cache-type", self.kv_cache_type, f"used {wanted} --enable-streaming")
         if not self.enable_streaming and self.kv_cache_dtype not in ("auto", "f32"):
             raise _bad("kv-cache-dtype", self.kv_cache_dtype, "used with --enable-streaming")
+
+    def _check_calibration(self) -> None:
+        """Raises SPK818 for a text that nothing would read."""
+        if self.calibration is not None and self.dtype not in HALVES:
+            raise SpikeError(
+                "SPK818",
+                "command line",
+                f"--calibration has no use with --dtype {self.dtype}: ranges are observed to "
+                "decide which values may be rounded to half precision.",
+                "Leave it out, or give --dtype float16 or bfloat16.",
+                ExitCode.USAGE,
+            )
 
     def options(self) -> dict[str, object]:
         """Every option but paths, as the manifest keeps them; the golden file by its name."""
