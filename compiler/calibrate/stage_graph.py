@@ -32,7 +32,7 @@ from .stages import Stage
 SIZES = ("B", "S", "P")
 """Symbols of a functional graph; a stage learns their values from an input of that shape."""
 
-STORED = {torch.float16: DType.F16, torch.bfloat16: DType.BF16}
+STORED = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
 
 Loaded: TypeAlias = dict[str, Tensor]
 
@@ -55,7 +55,7 @@ class Weights:
             self._loaded[const.name] = constant_tensor(const, self._parameters).detach()
 
     def load_table(self, const: Constant) -> DType:
-        """The same in the dtype of the checkpoint if that is smaller; which dtype it is."""
+        """The same in the dtype of the checkpoint, if it has one of ours; which dtype it is."""
         if const.name not in self._replaced and const.parameter and not const.plus:
             stored = const.part_of(self._parameters(const.parameter)).detach()
             if stored.dtype in STORED:
