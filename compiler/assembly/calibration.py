@@ -22,7 +22,7 @@ OWN_TEXT = Path(__file__).parents[1] / "analysis" / "calibration.txt"
 def text_of(path: Path | None, longest: int = LONGEST_TEXT) -> str:
     """The first `longest` characters of the given file, or of the text that ships.
 
-    That is prose, code, tables, five languages. Raises SPK816 for a file that can't be read or
+    That is prose, code, tables, many languages. Raises SPK816 for a file that can't be read or
     has no text.
     """
     try:
