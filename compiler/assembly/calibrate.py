@@ -46,14 +46,12 @@ def gguf_names(checkpoint: Checkpoint) -> Mapping[str, Sequence[str]]:
 
 
 def windows_of(
-    checkpoint: Checkpoint, graph: Graph, texts: Sequence[Path | None], tokens: int, window: int
+    checkpoint: Checkpoint, vocab: int, texts: Sequence[Path | None], tokens: int, window: int
 ) -> Tensor:
     """Up to about `tokens` ids i64 [B, window] of the texts, which take turns; None is our own.
 
     Raises SPK816 for a text that can't be read, SPK414 if there is not one window.
     """
-    vocab = graph.outputs[0].shape[-1]
-    assert isinstance(vocab, int)
     if not (checkpoint.path / "tokenizer.json").is_file():
         what = f"{checkpoint.path} has no tokenizer.json, so that no text can be read."
         raise SpikeError("SPK414", "calibration", what, "Put the model's tokenizer.json there.")
@@ -93,7 +91,9 @@ def calibrate(
     longest = sequence_limit(BuildRequest(model, model), checkpoint)
     progress.phase("trace")
     graph = reference_graph(checkpoint, longest)
-    chosen = windows_of(checkpoint, graph, list(texts) or [None], tokens, min(window, longest))
+    vocab = graph.outputs[0].shape[-1]
+    assert isinstance(vocab, int)
+    chosen = windows_of(checkpoint, vocab, list(texts) or [None], tokens, min(window, longest))
 
     def tick(done: int, total: int) -> None:
         progress.phase("calibrate", total, "matrices")
