@@ -121,6 +121,9 @@ def build(
     calibration: Annotated[
         Path | None, Flag(help="Text on which ranges are observed for half precision.")
     ] = None,
+    imatrix: Annotated[
+        Path | None, Flag(help="Importances by spike calibrate: weigh the quantiser's errors.")
+    ] = None,
     target_sm: Annotated[str | None, Flag(help="(not in this version)")] = None,
     json: Json = False,
     log_level: Level = LogLevel.INFO,

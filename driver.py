@@ -26,7 +26,15 @@ from .compiler.assembly.settings import (
     sequence_limit,
 )
 from .compiler.assembly.tokenizer import compact_tokenizer
-from .compiler.assembly.weights import Ready, nothing_ready, total_bytes, write_weights
+from .compiler.assembly.weighting import weighting
+from .compiler.assembly.weights import (
+    Importance,
+    Ready,
+    all_alike,
+    nothing_ready,
+    total_bytes,
+    write_weights,
+)
 from .compiler.backends import emit_onnx
 from .compiler.engine import EngineConfig, EngineWriter, Evidence, Manifest
 from .compiler.engine.manifest import MODEL, WEIGHTS
@@ -76,6 +84,7 @@ class _Build:
     memory: Mapping[str, object]
     reports: list[PassReport] = field(default_factory=list)
     ready: Ready = nothing_ready
+    importance: Importance = all_alike
 
 
 def build(request: BuildRequest, progress: Progress | None = None) -> BuildResult:
@@ -110,6 +119,7 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     quantization = Quantization.parse(request.quantization, dtype)
     longest = sequence_limit(request, checkpoint)
     storage = Storage(quantization, model_facts(checkpoint))
+    weigh = weighting(request, checkpoint, quantization)
     cache = kv_format(request, quantization)
     phases = passes_for(request, checkpoint, storage, cache, longest)
     tell.phase("trace")
@@ -118,7 +128,12 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     watch = _Watch(request, graph, checkpoint, longest, tell)
     reports = run_pipeline(graph, phases, watch)
     memory = memory_report(graph, request, longest)
-    return _Build(request, checkpoint, quantization, storage, graph, memory, reports)
+    if weigh is not None:
+        weigh.check(graph, reports, tell)
+    return _Build(
+        request, checkpoint, quantization, storage, graph, memory, reports,
+        importance=weigh or all_alike,
+    )  # fmt: skip
 
 
 def _check_chat_template(checkpoint: Path) -> None:
@@ -187,7 +202,9 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         writer.require_space(size + SPARE)
         tell.phase("weights", size, "bytes")
         with writer.weights() as weights:
-            stored = write_weights(graph, checkpoint, weights, request.workers, tell, work.ready)
+            stored = write_weights(
+                graph, checkpoint, weights, request.workers, tell, work.ready, work.importance
+            )
         tell.phase("engine")
         rows = {s.name: row_bytes(s) for s in graph.states.values() if s.kind == "kv"}
         model = emit_onnx(graph, stored, WEIGHTS, rows, request.tokens_per_block)

@@ -98,6 +98,7 @@ def calibrate(
     def tick(done: int, total: int) -> None:
         progress.phase("calibrate", total, "matrices")
         progress.advance(1)
+        checkpoint.release()
 
     found = collect(
         graph,

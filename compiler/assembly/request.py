@@ -16,7 +16,7 @@ DTYPES = ("auto", "float32", *HALVES)
 KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
 KV_TYPES = ("auto", "paged", "continuous")
 BACKENDS = ("onnxruntime", "tensorrt")
-PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration")
+PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration", "imatrix")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class BuildRequest:
         golden: ``auto``, ``off``, or a golden set's file.
         thresholds: limits of the golden gate that replace the format's own.
         calibration: text file on which values are observed for ``dtype``; None is our own text.
+        imatrix: file of importances (`spike calibrate`) that weigh the quantiser's errors.
         without: passes to leave out.
         pass_options: options by pass name.
         dry_run: stop before any weight is read and say what would be built.
@@ -66,6 +67,7 @@ class BuildRequest:
     golden: str = "auto"
     thresholds: Mapping[str, float] = field(default_factory=dict)
     calibration: Path | None = None
+    imatrix: Path | None = None
     without: tuple[str, ...] = ()
     pass_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     dry_run: bool = False
@@ -123,6 +125,8 @@ class BuildRequest:
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in PATHS}
         kept["golden"] = Path(self.golden).name
         kept["calibration"] = Path(self.calibration).name if self.calibration else "own text"
+        if self.imatrix:
+            kept["imatrix"] = Path(self.imatrix).name
         kept["without"] = list(self.without)
         for view_only in ("dry_run", "keep_failed", "workers", "verify_passes"):
             del kept[view_only]
