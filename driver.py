@@ -12,11 +12,17 @@ import numpy.typing as npt
 
 from . import __version__
 from .compiler.assembly.budget import Solver, open_solver
-from .compiler.assembly.evidence import Scorers, limits, mean_kl, measure
+from .compiler.assembly.evidence import FLOAT_NAMES, Scorers, limits, mean_kl, measure
 from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.memory import memory_report
 from .compiler.assembly.overrides import Overrides, first_given
-from .compiler.assembly.pipeline import DumpIr, Storage, passes_for, require_streaming
+from .compiler.assembly.pipeline import (
+    DumpIr,
+    Storage,
+    nothing_given,
+    passes_for,
+    require_streaming,
+)
 from .compiler.assembly.progress import Progress
 from .compiler.assembly.request import BuildRequest
 from .compiler.assembly.settings import (
@@ -27,7 +33,9 @@ from .compiler.assembly.settings import (
     row_bytes,
     sequence_limit,
 )
+from .compiler.assembly.source import Source, open_source, requantised
 from .compiler.assembly.tokenizer import compact_tokenizer
+from .compiler.assembly.weighting import Weighting, weighting
 from .compiler.assembly.weights import (
     Importance,
     Ready,
@@ -38,7 +46,7 @@ from .compiler.assembly.weights import (
 )
 from .compiler.backends import emit_onnx
 from .compiler.engine import EngineConfig, EngineWriter, Evidence, Manifest
-from .compiler.engine.config import RELATIVE_ERROR
+from .compiler.engine.config import MIXED, RELATIVE_ERROR
 from .compiler.engine.manifest import MODEL, WEIGHTS
 from .compiler.frontend.checkpoint import Checkpoint
 from .compiler.frontend.import_model import import_model
@@ -77,12 +85,17 @@ class BuildResult:
 
 
 @dataclass(frozen=True)
-class _Source:
-    """A checkpoint and its traced graph, from which one or several engines are built."""
+class _Traced:
+    """A source and its traced graph, from which one or several engines are built.
 
-    checkpoint: Checkpoint
+    `keeps`: the matrices keep the formats that the source has.
+    """
+
+    source: Source
     quantization: Quantization
+    keeps: bool
     longest: int
+    weigh: Weighting | None
     graph: Graph
 
 
@@ -90,7 +103,7 @@ class _Source:
 class _Build:
     request: BuildRequest
     checkpoint: Checkpoint
-    quantization: Quantization
+    tolerance: Quantization
     storage: Storage
     graph: Graph
     memory: Mapping[str, object]
@@ -108,10 +121,10 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
             from its source, SPK420 (exit 4) if no engine keeps the quality budget.
     """
     tell = progress or Progress()
-    source = _trace(request, tell)
+    traced = _trace(request, tell)
     if request.budgeted:
-        return _solve(request, source, tell)
-    work = _place(request, source, source.graph, tell)
+        return _solve(request, traced, tell)
+    work = _place(request, traced, traced.graph, tell)
     assert work.storage.plan is not None
     size = total_bytes(work.graph)
     if request.dry_run:
@@ -125,17 +138,17 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
     return result
 
 
-def _solve(request: BuildRequest, source: _Source, tell: Progress) -> BuildResult:
+def _solve(request: BuildRequest, traced: _Traced, tell: Progress) -> BuildResult:
     """Chooses formats, builds and measures until an engine keeps the budget (compiler/solve)."""
-    traced = print_graph(source.graph)  # passes rewrite in place, and every round runs them
+    text = print_graph(traced.graph)  # passes rewrite in place, and every round runs them
     again = replace(request, verify_passes=False)  # the first time is enough
-    work = _place(request, source, source.graph, tell)
+    work = _place(request, traced, traced.graph, tell)
     overrides = Overrides(request.formats)
-    solver = open_solver(request, work.graph, work.checkpoint, overrides, source.longest, tell)
+    solver = open_solver(request, work.graph, work.checkpoint, overrides, traced.longest, tell)
     while True:
         chosen = solver.selection
         tell.note(f"round {len(solver.rounds.trials) + 1}: predicted KL {chosen.kl:.3g} nats")
-        work = _place(again, source, parse_graph(traced), tell, solver)
+        work = _place(again, traced, parse_graph(text), tell, solver)
         assert work.storage.plan is not None
         result = _assemble(work, work.storage.plan, total_bytes(work.graph), tell)
         if result is not None:
@@ -147,54 +160,60 @@ def _solve(request: BuildRequest, source: _Source, tell: Progress) -> BuildResul
         solver.selection = solver.rounds.next()
 
 
-def _trace(request: BuildRequest, tell: Progress) -> _Source:
+def _trace(request: BuildRequest, tell: Progress) -> _Traced:
     """Checkpoint to traced graph; reads no weights."""
     tell.phase("checkpoint")
-    checkpoint = Checkpoint.open(request.model, request.model_type)
+    source = open_source(request.model, request.model_type)
+    checkpoint = source.checkpoint
     for note in checkpoint.notes:
         tell.note(note)
     _check_chat_template(checkpoint.path)
     stored = next(iter(checkpoint.parameters.values())).dtype
     dtype = str(stored).removeprefix("torch.") if request.dtype == "auto" else request.dtype
     quantization = Quantization.parse(request.quantization, dtype)
+    keeps = source.keeps(request.quantization) and not request.budgeted
+    if source.quantised and not keeps and (request.budgeted or quantization not in FLOAT_NAMES):
+        tell.note(requantised(source.quantised, MIXED if request.budgeted else quantization))
     longest = sequence_limit(request, checkpoint)
+    weigh = weighting(request, checkpoint, quantization)
     tell.phase("trace")
     graph = import_model(checkpoint, max_positions=longest, streaming=request.enable_streaming)
-    return _Source(checkpoint, quantization, longest, graph)
+    return _Traced(source, quantization, keeps, longest, weigh, graph)
 
 
 def _place(
     request: BuildRequest,
-    source: _Source,
+    traced: _Traced,
     graph: Graph,
     tell: Progress,
     solver: Solver | None = None,
 ) -> _Build:
     """Traced graph to placed graph; reads weights only to decide about half precision."""
-    checkpoint, longest = source.checkpoint, source.longest
+    checkpoint, longest = traced.source.checkpoint, traced.longest
     overrides = Overrides(request.formats)
-    given = first_given(overrides, solver.given) if solver else overrides
-    storage = Storage(source.quantization, model_facts(checkpoint), given)
-    cache = kv_format(request, source.quantization)
+    own = traced.source.given if traced.keeps else nothing_given
+    given = first_given(overrides, solver.given if solver else own)
+    storage = Storage(traced.quantization, model_facts(checkpoint), given)
+    cache = kv_format(request, traced.quantization)
     phases = passes_for(request, checkpoint, storage, cache, longest)
     tell.phase("passes", sum(len(p.passes) for p in phases), "passes")
     watch = _Watch(request, graph, checkpoint, longest, tell)
     reports = run_pipeline(graph, phases, watch)
     overrides.check()
+    for note in traced.source.notes():
+        tell.note(note)
     memory = memory_report(graph, request, longest)
-    importance = solver.importance if solver else all_alike
+    weigh = traced.weigh
+    if weigh is not None:
+        weigh.check(graph, reports, tell)
+    # Blocks that are kept are exact, but their kernels round activations, as q8_0's do.
+    rounds = traced.keeps and storage.plan is not None and storage.plan.has_blocks
+    tolerance = Quantization.Q8_0 if rounds else traced.quantization
+    importance = solver.importance if solver else weigh or all_alike
     return _Build(
-        request,
-        checkpoint,
-        source.quantization,
-        storage,
-        graph,
-        memory,
-        reports,
-        nothing_ready,
-        importance,
-        solver,
-    )
+        request, checkpoint, tolerance, storage, graph, memory, reports,
+        traced.source.ready, importance, solver,
+    )  # fmt: skip
 
 
 def _check_chat_template(checkpoint: Path) -> None:
@@ -300,7 +319,7 @@ def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence | None
     Raises SPK580 (exit 4) if it is too far from its source.
     """
     states = [s.format for s in work.graph.states.values()]
-    thresholds = limits(work.request, work.quantization, states[0] if states else "f32")
+    thresholds = limits(work.request, work.tolerance, states[0] if states else "f32")
     with ExitStack() as stack:
         evidence = measure(
             work.request,

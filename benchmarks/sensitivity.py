@@ -43,13 +43,13 @@ class Model:
     def open(cls, path: Path) -> Model:
         """Traced and placed without streaming: its logits are those of every position."""
         request = BuildRequest(path, Path("engine"), quantization="f32", golden="off")
-        source = _trace(request, Progress())
-        graph = _place(request, source, source.graph, Progress()).graph
+        traced = _trace(request, Progress())
+        graph = _place(request, traced, traced.graph, Progress()).graph
         vocab = graph.outputs[0].shape[-1]
         assert isinstance(vocab, int)
         text = text_of(None)
         windows = text_windows(path, vocab, WINDOW * WINDOWS, WINDOW, text, "calibration")
-        return cls(graph, source.checkpoint, windows)
+        return cls(graph, traced.source.checkpoint, windows)
 
     def log_probabilities(self, load: Parameters) -> torch.Tensor:
         """Float64 ``[tokens, V]`` of all windows."""

@@ -26,11 +26,13 @@ def record(
 ) -> None:
     """Record a golden set from a checkpoint, with transformers in float32, into `output`."""
     require_build_extra()
+    from ..compiler.assembly.source import open_source, rebuilt
     from ..compiler.golden import record as run
 
+    source = open_source(checkpoint).checkpoint
     prompts = _prompts(checkpoint, texts, greedy)
     terminal.say(f"running {checkpoint} in float32 over {len(prompts)} prompts")
-    made = run(checkpoint, prompts, output.stem)
+    made = run(checkpoint, prompts, output.stem, rebuilt=rebuilt(source))
     path = made.save(output.parent)
     positions = sum(len(p.sequence) - p.first for p in made.prompts)
     text = f"{path}: {len(made.prompts)} prompts, {positions} positions"
@@ -105,7 +107,10 @@ def engine_limits(config: EngineConfig) -> Thresholds:
     from ..compiler.golden import thresholds_for
 
     made = config.pretrained_config.quantization
-    weights = thresholds_for(FLOATS.get(made.quant_algo, made.quant_algo), "float32")
+    algorithm = FLOATS.get(made.quant_algo, made.quant_algo)
+    if made.quant_algo in FLOATS and any(w.format not in FLOATS for w in config.spike.weights):
+        algorithm = "q8_0"  # blocks kept from the source are exact; their kernels round activations
+    weights = thresholds_for(algorithm, "float32")
     if made.kv_cache_quant_algo not in CACHES:
         return weights
     cache = thresholds_for(CACHES[made.kv_cache_quant_algo], "float32")

@@ -17,6 +17,7 @@ from ..golden import GoldenReport, GoldenSet, Scorer, Thresholds, check, gate, t
 from ..quantize import Quantization
 from .progress import Progress
 from .request import BuildRequest
+from .source import rebuilt
 
 FLOAT_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 TOKENS, BUDGET_TOKENS = 384, 1024
@@ -74,6 +75,7 @@ def measure(
             max_tokens=BUDGET_TOKENS if request.budgeted else TOKENS,
             max_length=scorers.max_seq_len,
             progress=_ticks(progress),
+            rebuilt=rebuilt(checkpoint),
         )
         return evidence_of(report, "", {"source": "transformers float32, recorded on the fly"})
     path = Path(request.golden)

@@ -14,13 +14,14 @@ from pathlib import Path
 from ...errors import ExitCode, SpikeError
 from .overrides import Override
 
-DTYPES = ("auto", "float32", "float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
+DTYPES = ("auto", "float32", *HALVES)
 KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
 SIZES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20,
          "gib": 1 << 30}  # fmt: skip
 KV_TYPES = ("auto", "paged", "continuous")
 BACKENDS = ("onnxruntime", "tensorrt")
-PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration")
+PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration", "imatrix")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class BuildRequest:
         golden: ``auto``, ``off``, or a golden set's file.
         thresholds: limits of the golden gate that replace the format's own.
         calibration: text file on which values are observed for ``dtype``; None is our own text.
+        imatrix: file of importances (`spike calibrate`) that weigh the quantiser's errors.
         without: passes to leave out.
         pass_options: options by pass name.
         max_kl: choose formats for the smallest engine whose mean KL on held-out text, in nats, is
@@ -75,6 +77,7 @@ class BuildRequest:
     golden: str = "auto"
     thresholds: Mapping[str, float] = field(default_factory=dict)
     calibration: Path | None = None
+    imatrix: Path | None = None
     without: tuple[str, ...] = ()
     pass_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     formats: tuple[Override, ...] = ()
@@ -102,6 +105,7 @@ class BuildRequest:
             raise _bad("workers", self.workers, "0 (one per CPU) or more")
         self._check_cache()
         self._check_budget()
+        self._check_calibration()
         if self.backend == "tensorrt":
             raise SpikeError(
                 "SPK802",
@@ -147,6 +151,11 @@ class BuildRequest:
                 f"--quantization {self.quantization} is a fixed mix, and a budget chooses formats",
                 "Give one of them; to settle some matrices, use `formats` in a recipe.",
             )
+        if self.imatrix is not None:
+            raise _contradiction(
+                "a quality budget measures importances itself, and --imatrix gives others",
+                "Leave --imatrix out; --calibration TEXT says on what to measure.",
+            )
         if self.dry_run:
             raise _contradiction(
                 "a quality budget needs the weights, which --dry-run doesn't read",
@@ -161,11 +170,25 @@ class BuildRequest:
         if not self.enable_streaming and self.kv_cache_dtype not in ("auto", "f32"):
             raise _bad("kv-cache-dtype", self.kv_cache_dtype, "used with --enable-streaming")
 
+    def _check_calibration(self) -> None:
+        """Raises SPK818 for a text that nothing would read."""
+        if self.calibration is not None and self.dtype not in HALVES and not self.budgeted:
+            raise SpikeError(
+                "SPK818",
+                "command line",
+                f"--calibration has no use with --dtype {self.dtype}: ranges are observed to "
+                "decide which values may be rounded to half precision.",
+                "Leave it out, or give --dtype float16 or bfloat16, or a budget such as --max-kl.",
+                ExitCode.USAGE,
+            )
+
     def options(self) -> dict[str, object]:
         """Every option but paths, as the manifest keeps them; the golden file by its name."""
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in PATHS}
         kept["golden"] = Path(self.golden).name
         kept["calibration"] = Path(self.calibration).name if self.calibration else "own text"
+        if self.imatrix:
+            kept["imatrix"] = Path(self.imatrix).name
         kept["without"] = list(self.without)
         kept["formats"] = [override.to_json() for override in self.formats]
         for view_only in ("dry_run", "keep_failed", "workers", "verify_passes"):

@@ -98,13 +98,13 @@ def test_what_cannot_be_reached_publishes_nothing(tmp_path: Path) -> None:
 def test_sensitivities_of_a_model_in_segments(tmp_path: Path, streaming: bool) -> None:
     """Attention over a paged cache and over a past, cut between any two matrices."""
     request = BuildRequest(TINY, tmp_path / "none", enable_streaming=streaming)
-    source = _trace(request, Progress())
-    graph = _place(request, source, source.graph, Progress()).graph
+    traced = _trace(request, Progress())
+    graph = _place(request, traced, traced.graph, Progress()).graph
     matrices = [c for c in parameters(graph) if c.format != ARRAY]
     windows = [list(range(3 * i, 3 * i + 40)) for i in range(2)]
     assert len(segments(graph, 1)) > 10
     whole, cut = (
-        measure(graph, source.checkpoint.load, matrices, windows, weight_bytes=size)
+        measure(graph, traced.source.checkpoint.load, matrices, windows, weight_bytes=size)
         for size in (1 << 30, 1)
     )
     for name, curvature in whole.items():
