@@ -12,17 +12,13 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 44
 FLOOR = 1e-6
 """Nats; a smaller divergence is drawn here."""
 
-Place = Callable[[ParetoPoint, float], tuple[float, float]]
-
 
 def pareto_chart(pareto: Pareto) -> str:
     """An SVG element: bytes to the right, KL upwards in powers of ten."""
-    points = [p for p in pareto.points if p.predicted_kl > 0 or p.measured_kl]
+    points = [p for p in pareto.points if _drawn(p) > 0]
     if not points:
         return ""
-    figures = [kl for p in points for kl in (p.predicted_kl, p.measured_kl) if kl is not None]
-    if pareto.max_kl is not None:
-        figures.append(pareto.max_kl)
+    figures = [_drawn(p) for p in points] + ([pareto.max_kl] if pareto.max_kl is not None else [])
     low = math.floor(math.log10(max(FLOOR, min(figures))))
     high = max(low + 1, math.ceil(math.log10(max(FLOOR, *figures))))
     sizes = [p.bytes for p in points]
@@ -39,13 +35,18 @@ def pareto_chart(pareto: Pareto) -> str:
         *_grid(y, low, high),
         *_sizes(x, first, last),
         *([_limit(y(pareto.max_kl))] if pareto.max_kl is not None else []),
-        _line([(x(p.bytes), y(p.predicted_kl)) for p in points if p.measured_kl is None]),
-        *(_dot(x(p.bytes), y(p.measured_kl), p) for p in points if p.measured_kl is not None),
+        _line([(x(p.bytes), y(_drawn(p))) for p in points if p.measured_kl is None]),
+        *(_dot(x(p.bytes), y(_drawn(p)), p) for p in points if p.measured_kl is not None),
     ]
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-size="12" fill="currentColor" '
         'aria-label="mean KL over size">\n' + "\n".join(parts) + "\n</svg>\n"
     )
+
+
+def _drawn(point: ParetoPoint) -> float:
+    """Measured where it was built, predicted elsewhere."""
+    return point.predicted_kl if point.measured_kl is None else point.measured_kl
 
 
 def _grid(y: Callable[[float], float], low: int, high: int) -> Iterator[str]:
