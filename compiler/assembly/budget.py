@@ -78,6 +78,8 @@ def open_solver(
 ) -> Solver:
     """Measures the sensitivities of a placed graph and what every format would cost it.
 
+    The graph loses its values' precisions: small gradients vanish in half precision.
+
     Raises SPK816 for calibration text, SPK420 for a budget that can't be kept, SPK423 for
     gradients that are not finite.
     """
@@ -86,6 +88,8 @@ def open_solver(
     page = 1 if request.max_bpw is not None else PAGE
     windows = _windows(request, graph, checkpoint, longest)
     progress.phase("sensitivity", len(windows), "windows")
+    for value in graph.values():
+        value.precision = None
     sensitive = [c for c in matrices if c.role not in UNQUANTIZED]
     curvatures = measure(graph, checkpoint.load, sensitive, windows, progress=progress.advance)
     progress.phase("formats", len(matrices), "matrices")

@@ -155,6 +155,24 @@ def test_q4_k_m_of_experts(tmp_path: Path) -> None:
     assert together == alone
 
 
+def test_a_budget_for_experts(tmp_path: Path) -> None:
+    """Gradients reach stacked experts; the gate reads random ids, as there is no tokenizer."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "vocab_size": 256}
+    source("mixtral", tmp_path / "model", **sizes)
+    loose = {"mean_kl": 9.0, "p99_kl": 30.0, "top1": 0.0, "perplexity_ratio": 99.0}
+    result = built(
+        tmp_path, enable_streaming=True, max_bpw=5.0, golden="auto", thresholds=loose
+    )  # fmt: skip
+    assert 4.8 < result.plan.bits_per_weight <= 5.0
+    experts = {c.format for c in result.plan.choices if len(c.shape) == 3}
+    assert experts
+    assert "f32" not in experts
+    assert result.config is not None
+    shares = result.config.spike.report["share of KL"]
+    assert isinstance(shares, dict)
+    assert all(shares[c.name] > 0 for c in result.plan.choices if len(c.shape) == 3)
+
+
 def test_half_precision_that_flips_a_near_tie_is_no_wrong_pass(tmp_path: Path) -> None:
     """Rounding moves two experts' scores past each other: validation goes on from the choice."""
     source("qwen2_moe", tmp_path / "model")
