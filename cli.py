@@ -81,7 +81,7 @@ def build(
         Flag(help="Matrices and, where that is safe, values: auto, float32, float16, bfloat16."),
     ] = None,
     quantization: Annotated[
-        str | None, Flag("--quantization", "-q", help="none, q4_k_m, q6_k, q8_0, f16, bf16, f32.")
+        str | None, Flag("--quantization", "-q", help="none, q4_k_m, q2_k to q8_0, f16, bf16, f32.")
     ] = None,
     enable_streaming: Annotated[
         bool | None,

@@ -65,6 +65,8 @@ THRESHOLDS: dict[str, Thresholds] = {
     "q5_k_m": Thresholds(6e-2, 0.5, None, 0.84, None, 1.08, None, 2.0),
     "q4_k_m": Thresholds(0.15, 1.2, None, 0.75, None, 1.20, None, 2.0),
     "q4_k_s": Thresholds(0.25, 1.8, None, 0.70, None, 1.30, None, 2.0),
+    "q3_k_m": Thresholds(1.0, 5.0, None, 0.50, None, 2.0, None, 2.0),
+    "q2_k": Thresholds(3.0, 9.0, None, 0.20, None, 9.0, None, 2.0),
 }
 
 
