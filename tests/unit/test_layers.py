@@ -26,6 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiler.analysis": {"compiler.ir"},
     "compiler.frontend": {"compiler.ir"},
     "compiler.quantize": {"compiler.ir", "kernels"},
+    "compiler.gguf": {"compiler.ir", "compiler.frontend", "compiler.quantize", "compiler.engine",
+                      "kernels"},
     "compiler.backends": {"compiler.ir", "compiler.quantize", "kernels"},
     "compiler.engine": {"kernels"},
     "compiler.golden": set(),
@@ -33,15 +35,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"compiler.engine", "kernels"},
     "compiler.assembly": {
         "compiler.ir", "compiler.analysis", "compiler.frontend", "compiler.quantize",
-        "compiler.backends", "compiler.engine", "compiler.golden", "passes", "kernels",
+        "compiler.gguf", "compiler.backends", "compiler.engine", "compiler.golden", "passes", "kernels",
     },
     "driver": {
         "compiler.ir", "compiler.frontend", "compiler.quantize", "compiler.backends",
         "compiler.engine", "compiler.golden", "compiler.assembly", "passes", "runtime", "kernels",
     },
     "console": {
-        "compiler.assembly", "compiler.engine", "compiler.frontend", "compiler.golden", "driver",
-        "runtime", "kernels",
+        "compiler.assembly", "compiler.engine", "compiler.frontend", "compiler.gguf",
+        "compiler.golden", "driver", "runtime", "kernels",
     },
     "cli": {"console"},
 }  # fmt: skip
