@@ -14,7 +14,13 @@ from . import __version__
 from .compiler.assembly.evidence import Scorers, limits, measure
 from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.memory import memory_report
-from .compiler.assembly.pipeline import DumpIr, Storage, passes_for, require_streaming
+from .compiler.assembly.pipeline import (
+    DumpIr,
+    Storage,
+    nothing_given,
+    passes_for,
+    require_streaming,
+)
 from .compiler.assembly.progress import Progress
 from .compiler.assembly.request import BuildRequest
 from .compiler.assembly.settings import (
@@ -25,6 +31,7 @@ from .compiler.assembly.settings import (
     row_bytes,
     sequence_limit,
 )
+from .compiler.assembly.source import open_source, requantised
 from .compiler.assembly.tokenizer import compact_tokenizer
 from .compiler.assembly.weights import Ready, nothing_ready, total_bytes, write_weights
 from .compiler.backends import emit_onnx
@@ -70,7 +77,7 @@ class BuildResult:
 class _Build:
     request: BuildRequest
     checkpoint: Checkpoint
-    quantization: Quantization
+    tolerance: Quantization
     storage: Storage
     graph: Graph
     memory: Mapping[str, object]
@@ -101,15 +108,22 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
 def _compile(request: BuildRequest, tell: Progress) -> _Build:
     """Checkpoint to placed graph; reads weights only to decide about half precision."""
     tell.phase("checkpoint")
-    checkpoint = Checkpoint.open(request.model, request.model_type)
+    source = open_source(request.model, request.model_type)
+    checkpoint = source.checkpoint
     for note in checkpoint.notes:
         tell.note(note)
     _check_chat_template(checkpoint.path)
     stored = next(iter(checkpoint.parameters.values())).dtype
     dtype = str(stored).removeprefix("torch.") if request.dtype == "auto" else request.dtype
-    quantization = Quantization.parse(request.quantization, dtype)
+    chosen = Quantization.parse(request.quantization, dtype)
+    keeps = source.keeps(request.quantization)
+    quantization = source.own if keeps and source.own else chosen
+    if source.own and not keeps:
+        tell.note(requantised(source.own, chosen))
     longest = sequence_limit(request, checkpoint)
-    storage = Storage(quantization, model_facts(checkpoint))
+    storage = Storage(
+        quantization, model_facts(checkpoint), source.given if keeps else nothing_given
+    )
     cache = kv_format(request, quantization)
     phases = passes_for(request, checkpoint, storage, cache, longest)
     tell.phase("trace")
@@ -118,7 +132,8 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     watch = _Watch(request, graph, checkpoint, longest, tell)
     reports = run_pipeline(graph, phases, watch)
     memory = memory_report(graph, request, longest)
-    return _Build(request, checkpoint, quantization, storage, graph, memory, reports)
+    tolerance = Quantization.Q8_0 if keeps else quantization  # kept weights are exact
+    return _Build(request, checkpoint, tolerance, storage, graph, memory, reports, source.ready)
 
 
 def _check_chat_template(checkpoint: Path) -> None:
@@ -213,7 +228,7 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
 def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence:
     """Measures the staged engine. Raises SPK580 (exit 4) if it is too far from its source."""
     states = [s.format for s in work.graph.states.values()]
-    thresholds = limits(work.request, work.quantization, states[0] if states else "f32")
+    thresholds = limits(work.request, work.tolerance, states[0] if states else "f32")
     with ExitStack() as stack:
         evidence = measure(
             work.request,

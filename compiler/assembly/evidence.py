@@ -16,6 +16,7 @@ from ..golden import GoldenReport, GoldenSet, Scorer, Thresholds, check, gate, t
 from ..quantize import Quantization
 from .progress import Progress
 from .request import BuildRequest
+from .source import rebuilt
 
 FLOAT_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 COARSE_CACHE = {"int8": "q8_0", "int4": "q4_k_m"}
@@ -66,6 +67,7 @@ def measure(
             scorers.decode,
             max_length=scorers.max_seq_len,
             progress=_ticks(progress),
+            rebuilt=rebuilt(checkpoint),
         )
         return evidence_of(report, "", {"source": "transformers float32, recorded on the fly"})
     path = Path(request.golden)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from onnx import TensorProto
 
@@ -19,7 +20,8 @@ from .progress import Progress
 ARRAY = "array"
 
 Ready: TypeAlias = Callable[[Constant], Blocks | None]
-"""The blocks of a constant that exist already, in the format that its storage plan names."""
+"""The blocks of a constant that exist already, in the format that its storage plan names; of a
+constant that is no matrix (format `array`) its plain float32 as one row of bytes."""
 
 
 def nothing_ready(_: Constant) -> Blocks | None:
@@ -63,7 +65,8 @@ def _chunks(
 ) -> Iterator[memoryview]:
     if blocks is not None:
         assert blocks.format == const.format, (const.name, blocks.format, const.format)
-        return store_blocks(blocks)
+        plain = const.format == ARRAY
+        return iter([np.ascontiguousarray(blocks.rows).data]) if plain else store_blocks(blocks)
     return _quantised(const, checkpoint, threads)
 
 

@@ -36,7 +36,7 @@ import torch
 from transformers import PretrainedConfig
 
 from ...errors import SpikeError
-from .model_config import CONFIG, ModelConfig, meta_model, read_config
+from .model_config import CONFIG, ModelConfig, float_model, meta_model, read_config
 from .safetensors_file import is_lfs_pointer, lfs_pointer_error, unreadable
 from .weight_files import WeightFiles, adapter_only, locate_weights
 from .weight_names import TensorInfo, WeightPlan, plan_weights
@@ -153,6 +153,15 @@ class Checkpoint:
             apart = torch.nn.Parameter(torch.empty_like(model.get_parameter(keeper)))
             setattr(model.get_submodule(parent), leaf, apart)
         return model
+
+    @property
+    def opens_in_transformers(self) -> bool:
+        """Whether transformers can load `path` by itself; else there is `float_model`."""
+        return True
+
+    def float_model(self) -> torch.nn.Module:
+        """transformers' model in float32 with the values that `load` gives, to be run."""
+        return float_model(self._model, self.load)
 
     def weight_files(self) -> list[Path]:
         """The safetensors files in use, sorted by name."""

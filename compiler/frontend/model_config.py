@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
@@ -78,6 +79,23 @@ def meta_model(model: ModelConfig, dtype: torch.dtype) -> torch.nn.Module:
             )
         except Exception as error:  # the model's own code on a user's values: anything may come
             raise _rejected(None, model.model_type, error) from error
+    module: torch.nn.Module = built.eval()
+    return module
+
+
+def float_model(model: ModelConfig, values: Callable[[str], torch.Tensor]) -> torch.nn.Module:
+    """transformers' model in float32 with these values, eager attention: a reference to run.
+
+    Raises: SPK122 as `meta_model`.
+    """
+    config = copy.deepcopy(model.parsed)
+    with quiet_transformers(), no_init_weights():
+        built = AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", dtype=torch.float32, trust_remote_code=False
+        )
+    with torch.no_grad():
+        for name, tensor in built.state_dict().items():
+            tensor.copy_(values(name))
     module: torch.nn.Module = built.eval()
     return module
 

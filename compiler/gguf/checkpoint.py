@@ -84,6 +84,11 @@ class GgufCheckpoint(Checkpoint):
     _shadow: tempfile.TemporaryDirectory[str]
     _own: list[Path]
 
+    @property
+    def opens_in_transformers(self) -> bool:
+        """Not without reading the file in its own way."""
+        return False
+
     def weight_files(self) -> list[Path]:
         """The GGUF files in use, sorted by name."""
         return sorted(file.path for file in self.weights.model.files)

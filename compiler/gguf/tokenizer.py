@@ -105,7 +105,7 @@ def _finish(made: Tokenizer, metadata: Mapping[str, Value]) -> None:
     last = _special(metadata, "eos_token") if _adds(metadata, "eos", False) else None
     around = [token for token in (first, last) if token]
     single = f"{first or ''} $A:0 {last or ''}".split()
-    pair = [*single, *(piece.replace("$A:0", "$B:1") for piece in single)]
+    pair = [*single, *f"{f'{first}:1' if first else ''} $B:1 {f'{last}:1' if last else ''}".split()]
     made.post_processor = processors.TemplateProcessing(
         single=single,
         pair=pair,

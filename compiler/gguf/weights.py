@@ -107,9 +107,10 @@ class GgufWeights(WeightFiles):
             for x, y in pairs
         )
 
-    def format_of(self, const: Constant) -> str | None:
-        """The storage format in which the file has a matrix of a graph; None if as no blocks."""
-        return blocks.format if (blocks := self.blocks(const)) else None
+    def plain_format(self, parameter: str) -> str:
+        """The float format that holds a parameter's values exactly: f16, bf16 or f32."""
+        dtype = self.entry(parameter).dtype
+        return next(format for format, name in FLOATS.items() if name == dtype)
 
     def blocks(self, const: Constant) -> Blocks | None:
         """A constant of a graph as the file stores it, row by row; None if it has to be computed.

@@ -18,7 +18,7 @@ from .check import NEAR_TIE, Divergence, GoldenReport, Scorer, check
 from .diff import GoldenDiff, diff
 from .gate import gate, text_windows
 from .record import Prompt, record
-from .reference import Reference
+from .reference import Rebuilt, Reference
 from .sets import GoldenPrompt, GoldenSet
 from .thresholds import THRESHOLDS, Thresholds, thresholds_for
 
@@ -31,6 +31,7 @@ __all__ = [
     "GoldenReport",
     "GoldenSet",
     "Prompt",
+    "Rebuilt",
     "Reference",
     "Scorer",
     "Thresholds",

@@ -35,7 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"compiler.engine", "kernels"},
     "compiler.assembly": {
         "compiler.ir", "compiler.analysis", "compiler.frontend", "compiler.quantize",
-        "compiler.gguf", "compiler.backends", "compiler.engine", "compiler.golden", "passes", "kernels",
+        "compiler.gguf", "compiler.backends", "compiler.engine", "compiler.golden", "passes",
+        "kernels",
     },
     "driver": {
         "compiler.ir", "compiler.frontend", "compiler.quantize", "compiler.backends",

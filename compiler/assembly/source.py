@@ -1,0 +1,98 @@
+"""What a build starts from: a checkpoint directory, or a GGUF file whose blocks are kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from ..frontend.checkpoint import Checkpoint
+from ..gguf.checkpoint import GgufCheckpoint, gguf_file
+from ..golden import Rebuilt
+from ..ir import Constant
+from ..quantize import Blocks, Given, Quantization
+from .pipeline import GivenFormat, nothing_given
+from .weights import Ready, nothing_ready
+
+NEAREST = {
+    "q2_k": "q3_k_m", "q3_k": "q3_k_m", "q4_0": "q4_k_s", "q4_1": "q4_k_m", "q4_k": "q4_k_m",
+    "q5_0": "q5_k_m", "q5_1": "q5_k_m", "q5_k": "q5_k_m",
+}  # fmt: skip
+"""Format of most weights -> the quantisation of ours that is nearest in size and quality."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint, and what it has in storage formats already.
+
+    Attributes:
+        checkpoint: what the rest of the compiler reads.
+        own: the quantisation nearest to its own formats; None if they are plain floats.
+        ready: a constant's blocks as they are stored, if they are in the constant's format.
+        given: the format that each matrix has already.
+    """
+
+    checkpoint: Checkpoint
+    own: Quantization | None = None
+    ready: Ready = nothing_ready
+    given: GivenFormat = nothing_given
+
+    def keeps(self, quantization: str) -> bool:
+        """Whether the matrices keep the formats that they have."""
+        return self.own is not None and quantization.strip().lower() in ("none", "auto", "")
+
+
+def open_source(path: Path, model_type: str | None = None) -> Source:
+    """Opens and checks what `path` is. Raises as `Checkpoint.open` and `GgufCheckpoint.open`."""
+    if gguf_file(path) is None:
+        return Source(Checkpoint.open(path, model_type))
+    return _gguf(GgufCheckpoint.open(path, model_type))
+
+
+def rebuilt(checkpoint: Checkpoint) -> Rebuilt | None:
+    """How the golden gate makes the source's model; None if transformers opens it."""
+    if checkpoint.opens_in_transformers:
+        return None
+    own = {checkpoint.canonical(name) for name in checkpoint.parameters}
+    count = sum(prod(checkpoint.parameters[name].shape) for name in own)
+    return Rebuilt(tuple(checkpoint.weight_files()), count, checkpoint.float_model)
+
+
+def requantised(own: Quantization, chosen: Quantization) -> str:
+    """The warning about weights that are quantised a second time."""
+    return (
+        f"the source's weights are quantised already (about {own}): storing them as {chosen} "
+        "quantises them again, which loses more than quantising the original would; "
+        "--quantization none keeps them as they are"
+    )
+
+
+def _gguf(checkpoint: GgufCheckpoint) -> Source:
+    weights = checkpoint.weights
+
+    def ready(const: Constant) -> Blocks | None:
+        blocks = weights.blocks(const)
+        return blocks if blocks is not None and blocks.format == const.format else None
+
+    def given(const: Constant) -> Given:
+        if (blocks := weights.blocks(const)) is not None:
+            return Given(blocks.format, "as in the GGUF file")
+        assert const.parameter is not None
+        plain = weights.plain_format(const.parameter)
+        return Given(plain, "computed from the GGUF file, which stores it otherwise")
+
+    return Source(checkpoint, _nearest(checkpoint), ready, given)
+
+
+def _nearest(checkpoint: GgufCheckpoint) -> Quantization | None:
+    """By the format of most of the weights."""
+    sizes: Counter[str] = Counter()
+    for entry in checkpoint.weights.model.tensors.values():
+        if entry.type.elements > 1:
+            sizes[entry.type.format] += entry.end - entry.begin
+    if not sizes:
+        return None
+    format = sizes.most_common(1)[0][0]
+    name = NEAREST.get(format, format)
+    return Quantization(name) if name in list(Quantization) else Quantization.Q4_K_M
