@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..frontend.checkpoint import Checkpoint
 from ..gguf.checkpoint import GgufCheckpoint, gguf_file
+from ..gguf.names import file_type_name
 from ..golden import Rebuilt
 from ..ir import Constant
 from ..quantize import Blocks, Given, Quantization
@@ -17,9 +18,10 @@ from .weights import Ready, nothing_ready
 
 NEAREST = {
     "q2_k": "q3_k_m", "q3_k": "q3_k_m", "q4_0": "q4_k_s", "q4_1": "q4_k_m", "q4_k": "q4_k_m",
-    "q5_0": "q5_k_m", "q5_1": "q5_k_m", "q5_k": "q5_k_m",
+    "q5_0": "q5_k_m", "q5_1": "q5_k_m", "q5_k": "q5_k_m", "q2_k_s": "q3_k_m", "q3_k_s": "q3_k_m",
+    "q3_k_l": "q3_k_m", "q5_k_s": "q5_k_m",
 }  # fmt: skip
-"""Format of most weights -> the quantisation of ours that is nearest in size and quality."""
+"""GGUF's name of a mix or format -> the quantisation of ours that is nearest to it."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,16 @@ def _gguf(checkpoint: GgufCheckpoint) -> Source:
 
 
 def _nearest(checkpoint: GgufCheckpoint) -> Quantization | None:
-    """By the format of most of the weights."""
+    """By what the file calls itself, else by the format of most weights of its layers."""
+    model = checkpoint.weights.model
     sizes: Counter[str] = Counter()
-    for entry in checkpoint.weights.model.tensors.values():
+    for entry in model.tensors.values():
         if entry.type.elements > 1:
-            sizes[entry.type.format] += entry.end - entry.begin
+            in_layer = entry.name.startswith("blk.")
+            sizes[entry.type.format] += (entry.end - entry.begin) * in_layer
     if not sizes:
         return None
-    format = sizes.most_common(1)[0][0]
-    name = NEAREST.get(format, format)
-    return Quantization(name) if name in list(Quantization) else Quantization.Q4_K_M
+    names = [file_type_name(model.metadata), sizes.most_common(1)[0][0]]
+    nearest = [NEAREST.get(name, name) for name in names]
+    known = list(Quantization)
+    return next((Quantization(n) for n in nearest if n in known), Quantization.Q4_K_M)

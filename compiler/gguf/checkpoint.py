@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ class GgufCheckpoint(Checkpoint):
         facts = Facts(file, model.metadata, model.tensors, lambda name: _numbers(model, name))
         require_formats(model)
         beside = file.parent if Path(path).is_dir() else None
-        shadow = tempfile.TemporaryDirectory(prefix="spike-gguf-")
-        directory = Path(shadow.name)
+        directory = Path(tempfile.mkdtemp(prefix="spike-gguf-"))
+        weakref.finalize(model, shutil.rmtree, directory, ignore_errors=True)
         copied = _copy_beside(beside, directory)
         if CONFIG not in copied:
             (directory / CONFIG).write_text(json.dumps(config_of(facts), indent=1, sort_keys=True))
@@ -76,12 +77,10 @@ class GgufCheckpoint(Checkpoint):
         plan = plan_weights(weights, skeleton, file)
         _require_all_used(file, plan)
         made = cls(directory, parsed, weights, plan, skeleton)
-        made.weights, made._shadow = weights, shadow
-        made._own = [file.parent / name for name in copied]
+        made.weights, made._own = weights, [file.parent / name for name in copied]
         made.notes = (*made.notes, *_notes(weights))
         return made
 
-    _shadow: tempfile.TemporaryDirectory[str]
     _own: list[Path]
 
     @property
