@@ -212,6 +212,19 @@ def verify(engine: Engine, json: Json = False) -> int:
     return verify_engine(engine, Terminal(json))
 
 
+@app.command()
+def export(
+    engine: Engine,
+    output: Annotated[Path, Flag("--output", "-o", help="File to write.")],
+    format: Annotated[str, Flag("--format", "-f", help="gguf, for llama.cpp.")] = "gguf",
+    json: Json = False,
+) -> None:
+    """Write an engine's model as a file of another program: its weights bit for bit."""
+    from .console.export import export as write
+
+    write(engine, format, output, Terminal(json))
+
+
 @golden_app.command("record")
 def golden_record(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT")],

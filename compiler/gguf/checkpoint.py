@@ -17,7 +17,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from ..frontend.checkpoint import TOKENIZER_FILES, Checkpoint
 from ..frontend.model_config import CONFIG, ModelConfig, meta_model, read_config
 from ..frontend.weight_names import WeightPlan, plan_weights
 from .config import Facts, config_of
-from .families import Family
+from .families import Family, interleaved_heads
 from .names import tensor_names
 from .rope import FACTORS
 from .shards import SUFFIX, GgufModel
@@ -152,28 +151,20 @@ def _read_config(directory: Path, file: Path, model_type: str | None) -> ModelCo
 
 def _origins(family: Family, model: ModelConfig, skeleton: torch.nn.Module) -> Mapping[str, Origin]:
     """Where every parameter that has a name in GGUF comes from."""
-    config = model.parsed.get_text_config()
+    config = model.parsed.get_text_config().to_dict()
+    layers = model.parsed.get_text_config().num_hidden_layers
     shapes = {name: tuple(t.shape) for name, t in skeleton.state_dict().items()}
-    names = tensor_names(model.model_type, config.num_hidden_layers, shapes)
+    names = tensor_names(model.model_type, layers, shapes)
     return {
         name: Origin(
             tensors,
             shapes[name],
-            heads=_interleaved(family, tensors[0], config),
+            heads=interleaved_heads(family, tensors[0], config),
             shift=family.norm_shift if tensors[0].endswith("norm.weight") else 0.0,
             transposed=tensors[0].endswith(family.transposed or ("\0",)),
         )
         for name, tensors in names.items()
     }
-
-
-def _interleaved(family: Family, tensor: str, config: Any) -> int:
-    """Heads of a tensor whose rows llama.cpp interleaves, else 0."""
-    if family.permuted and ".attn_q." in tensor:
-        return int(config.num_attention_heads)
-    if family.permuted and ".attn_k." in tensor:
-        return int(config.num_key_value_heads)
-    return 0
 
 
 def _weights(model: GgufModel, origins: Mapping[str, Origin]) -> GgufWeights:

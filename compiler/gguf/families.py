@@ -8,7 +8,8 @@ the model computes. Source of the meanings: llama.cpp's src/models/*.cpp and con
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as default
 from typing import Any
 
 SIZES = {
@@ -46,8 +47,8 @@ class Family:
 
     model_type: str
     fields: Mapping[str, str]
-    implied: Mapping[str, Any] = field(default_factory=dict)
-    biases: Mapping[str, str] = field(default_factory=dict)
+    implied: Mapping[str, Any] = default(default_factory=dict)
+    biases: Mapping[str, str] = default(default_factory=dict)
     rope: bool = True
     sliding_pattern: int = 0
     permuted: bool = False
@@ -124,3 +125,10 @@ HARMLESS = (
     "attention.sliding_window_pattern",
 )
 """Keys that are understood although no field of config.json is their equal."""
+
+
+def interleaved_heads(family: Family, tensor: str, config: Mapping[str, Any]) -> int:
+    """Heads of a tensor whose rows llama.cpp interleaves, 0 of any other."""
+    fields = {".attn_q.": "num_attention_heads", ".attn_k.": "num_key_value_heads"}
+    field = next((field for part, field in fields.items() if part in tensor), None)
+    return int(config[field]) if family.permuted and field else 0
