@@ -89,6 +89,8 @@ def config_of(facts: Facts) -> dict[str, Any]:
     for key, name in family.fields.items():
         if facts.get(key) is not None or (name not in family.implied and key in REQUIRED):
             config[name] = facts.number(key)
+    if config.get("n_inner") == 4 * config.get("n_embd", 0):
+        del config["n_inner"]  # as config.json of GPT-2 leaves it out
     if "num_attention_heads" in config:
         config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config |= {name: tensor in facts.tensors for name, tensor in family.biases.items()}

@@ -16,12 +16,19 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+from transformers import PretrainedConfig
 
 from ...errors import ExitCode, SpikeError
 from ...kernels import Format, packed_bytes, unpack
 from ..engine import EngineDirectory, WeightSpec
 from .families import Family, interleaved_heads
-from .metadata import architecture_of, metadata_of, require_nothing_lost, rope_factors
+from .metadata import (
+    architecture_of,
+    metadata_of,
+    parsed_config,
+    require_nothing_lost,
+    rope_factors,
+)
 from .names import tensor_names
 from .reader import TensorEntry
 from .rope import FACTORS
@@ -62,8 +69,8 @@ def export_gguf(engine: EngineDirectory, output: Path) -> Mapping[str, int]:
             tensors, SPK592 for the tokenizer, SPK593 for an engine of an older build, SPK594 if
             the disk refuses.
     """
-    config = _source_config(engine)
-    _, family = architecture_of(str(config["model_type"]))
+    config = parsed_config(_source_config(engine))
+    _, family = architecture_of(config.model_type)
     tensors = [*_tensors(engine, family, config)]
     if (factors := rope_factors(config)) is not None:
         data = factors.tobytes()
@@ -72,7 +79,7 @@ def export_gguf(engine: EngineDirectory, output: Path) -> Mapping[str, int]:
     entries = {t.name: TensorEntry(t.name, t.type, t.shape, 0, t.bytes) for t in tensors}
     require_nothing_lost(output, metadata, entries, config)
     embedding = entries["token_embd.weight"].shape[0]
-    metadata |= vocabulary(engine.path, config, embedding)
+    metadata |= vocabulary(engine.path, config.to_dict(), embedding)
     write_gguf(output, metadata, tensors)
     counts: dict[str, int] = {}
     for tensor in tensors:
@@ -107,7 +114,7 @@ def _views(engine: EngineDirectory) -> dict[str, list[View]]:
 
 
 def _tensors(
-    engine: EngineDirectory, family: Family, config: Mapping[str, Any]
+    engine: EngineDirectory, family: Family, config: PretrainedConfig
 ) -> Iterator[TensorOut]:
     """All tensors, in the order of the engine's weights."""
     views = _views(engine)
@@ -128,7 +135,7 @@ def _tensor(
     views: Sequence[View],
     share: tuple[int, int],
     family: Family,
-    config: Mapping[str, Any],
+    config: PretrainedConfig,
     stored: Rows,
 ) -> TensorOut:
     """One tensor: the `share[0]`-th of `share[1]` equal parts of a parameter."""
@@ -148,7 +155,7 @@ def _tensor(
     if type is None or k % type.elements:
         raise _refused(parameter, f"{spec.format} rows of {k} have no equal in GGUF")
     shape = (last - first,) if len(spec.shape) == 1 else (*spec.shape[:-2], last - first, k)
-    origin = Origin((name,), shape, heads=interleaved_heads(family, name, config))
+    origin = Origin((name,), shape, heads=interleaved_heads(family, name, config.to_dict()))
     return TensorOut(name, type, shape, partial(_data, chosen, first, last, origin, stored))
 
 

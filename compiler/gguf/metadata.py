@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ...errors import ExitCode, SpikeError
@@ -32,7 +32,6 @@ NO_EFFECT = {
     *("return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward"),
     *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type"),
     *("summary_use_proj", "id2label", "label2id", "problem_type", "is_encoder_decoder"),
-    *("num_local_experts",),  # another name of num_experts
 }
 
 
@@ -50,20 +49,27 @@ def architecture_of(model_type: str) -> tuple[str, Family]:
     )
 
 
-def metadata_of(config: Mapping[str, Any], quantization: str) -> dict[str, Value]:
+def parsed_config(stated: Mapping[str, object]) -> PretrainedConfig:
+    """The configuration object of an engine's source. Raises SPK590 for a type without GGUF."""
+    model_type = str(stated["model_type"])
+    architecture_of(model_type)
+    with quiet_transformers():
+        config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(dict(stated))
+    return config
+
+
+def metadata_of(config: PretrainedConfig, quantization: str) -> dict[str, Value]:
     """`general.*` and the architecture's own keys."""
-    name, family = architecture_of(str(config["model_type"]))
-    own: dict[str, Value] = {}
-    for key, field in family.fields.items():
-        if config.get(field) is not None:
-            own[key] = config[field]
+    name, family = architecture_of(config.model_type)
+    values = {key: getattr(config, field, None) for key, field in family.fields.items()}
+    own: dict[str, Value] = {key: value for key, value in values.items() if value is not None}
     if family.model_type == "gpt2":
-        own.setdefault("feed_forward_length", 4 * int(config["n_embd"]))
-    own["vocab_size"] = int(config["vocab_size"])
+        own.setdefault("feed_forward_length", 4 * config.n_embd)
+    own["vocab_size"] = config.vocab_size
     if family.rope:
         own |= _rope(config)
     if family.sliding_pattern:
-        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+        slides = [kind == "sliding_attention" for kind in config.layer_types]
         usual = [
             i % family.sliding_pattern < family.sliding_pattern - 1 for i in range(len(slides))
         ]
@@ -76,9 +82,14 @@ def metadata_of(config: Mapping[str, Any], quantization: str) -> dict[str, Value
     return general | {f"{name}.{key}": value for key, value in own.items()}
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Value]:
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    parameters = config["rope_parameters"]
+def _head(config: PretrainedConfig) -> int:
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+
+
+def _rope(config: PretrainedConfig) -> dict[str, Value]:
+    head, parameters = _head(config), config.rope_parameters
     keys: dict[str, Value] = {"rope.dimension_count": head, "attention.key_length": head,
                               "attention.value_length": head}  # fmt: skip
     if "full_attention" in parameters:
@@ -98,13 +109,12 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Value]:
     return keys
 
 
-def rope_factors(config: Mapping[str, Any]) -> npt.NDArray[np.float32] | None:
+def rope_factors(config: PretrainedConfig) -> npt.NDArray[np.float32] | None:
     """`rope_freqs.weight` of a Llama 3 model, float32 [head / 2]; None for another rotation."""
-    parameters = config.get("rope_parameters") or {}
+    parameters = getattr(config, "rope_parameters", None) or {}
     if parameters.get("rope_type") != "llama3":
         return None
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    waves = wavelengths(parameters["rope_theta"], head)
+    waves = wavelengths(parameters["rope_theta"], _head(config))
     original = parameters["original_max_position_embeddings"]
     return llama3_factors(waves, parameters["factor"], original).astype(np.float32)
 
@@ -113,7 +123,7 @@ def require_nothing_lost(
     path: Path,
     metadata: Mapping[str, Value],
     tensors: Mapping[str, TensorEntry],
-    config: Mapping[str, Any],
+    config: PretrainedConfig,
 ) -> None:
     """Raises SPK590 if the keys stand for another model than `config`."""
     factors = rope_factors(config)
@@ -126,12 +136,13 @@ def require_nothing_lost(
     read = config_of(Facts(path, metadata, tensors, values))
     with quiet_transformers():
         back = CONFIG_MAPPING[read.pop("model_type")](**read).to_dict()
-    for name in sorted({*config, *back} - NO_EFFECT):
-        if config.get(name) != back.get(name):
+    wanted = config.to_dict()
+    for name in sorted({*wanted, *back} - NO_EFFECT):
+        if wanted.get(name) != back.get(name):
             raise SpikeError(
                 "SPK590",
                 "export",
-                f"the model has {name} = {config.get(name)!r:.120}, and GGUF's "
+                f"the model has {name} = {wanted.get(name)!r:.120}, and GGUF's "
                 f"{metadata['general.architecture']} architecture stands for "
                 f"{back.get(name)!r:.120}: llama.cpp would compute another model.",
                 "Such a model has no GGUF file that llama.cpp understands.",
