@@ -66,7 +66,7 @@ def top(
 @app.command("build")
 @build_app.command("spike-build")
 def build(
-    model: Annotated[Path, Flag("--model", "-m", help="Checkpoint directory.")],
+    model: Annotated[Path, Flag("--model", "-m", help="Checkpoint directory, or a .gguf file.")],
     output_dir: Annotated[
         Path | None, Flag("--output-dir", "-o", help="Engine directory to write.")
     ] = None,
@@ -136,7 +136,7 @@ def build(
 
 @app.command("run")
 def run_engine(
-    engine: Annotated[Path, typer.Argument(metavar="ENGINE", help="Engine, or a checkpoint.")],
+    engine: Annotated[Path, typer.Argument(metavar="ENGINE", help="Engine, checkpoint or .gguf.")],
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="Text; - or a pipe reads stdin.")
     ] = None,

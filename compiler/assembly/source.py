@@ -74,12 +74,11 @@ def _gguf(checkpoint: GgufCheckpoint) -> Source:
     weights = checkpoint.weights
 
     def ready(const: Constant) -> Blocks | None:
-        blocks = weights.blocks(const)
-        return blocks if blocks is not None and blocks.format == const.format else None
+        return weights.blocks(const) if weights.format_of(const) == const.format else None
 
     def given(const: Constant) -> Given:
-        if (blocks := weights.blocks(const)) is not None:
-            return Given(blocks.format, "as in the GGUF file")
+        if (format := weights.format_of(const)) is not None:
+            return Given(format, "as in the GGUF file")
         assert const.parameter is not None
         plain = weights.plain_format(const.parameter)
         return Given(plain, "computed from the GGUF file, which stores it otherwise")

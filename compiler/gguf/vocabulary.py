@@ -117,7 +117,8 @@ def _tokens(
             is_byte = sentencepiece and _BYTE.fullmatch(token)
             unknown = token == page["model"].get("unk_token")
             tokens[number] = token
-            kinds[number] = BYTE if is_byte else UNKNOWN if unknown else NORMAL
+            if token != f"[PAD{number}]":  # as a GGUF source had filled it up
+                kinds[number] = BYTE if is_byte else UNKNOWN if unknown else NORMAL
     for added in page["added_tokens"]:
         number, token = added["id"], added["content"]
         if number < size and kinds[number] != UNKNOWN:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from .shards import GgufModel
 
 FLOATS = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 PLAIN = "array"
-Rows = npt.NDArray[np.uint8]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ class GgufWeights(WeightFiles):
         origin, entry = self.origins[name], self.entry(name)
         parts = [self._values(t) for t in origin.tensors]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
-        order = origin.order()
-        values = values if order is None else values[order]
+        values = _reordered(values, origin)
         values = values.T if origin.transposed else values
         if origin.shift:
             values = values - np.float32(origin.shift)
@@ -112,46 +111,56 @@ class GgufWeights(WeightFiles):
         dtype = self.entry(parameter).dtype
         return next(format for format, name in FLOATS.items() if name == dtype)
 
-    def blocks(self, const: Constant) -> Blocks | None:
-        """A constant of a graph as the file stores it, row by row; None if it has to be computed.
+    def format_of(self, const: Constant) -> str | None:
+        """The format in which the file has a constant of a graph; None if it must be computed.
 
-        One-dimensional constants have the format `array` and are one row of plain float32.
+        One-dimensional constants have the format `array`. No data are read.
         """
         origin = self.origins.get(const.parameter or "")
         if origin is None:
             return None
         if len(origin.shape) == 1:
-            return self._vector(const, origin)
+            # norms as 1 + weight are in the file with their 1
+            exact = const.plus == origin.shift and const.rows is None and len(origin.tensors) == 1
+            plain = self._entry(origin.tensors[0]).type.format == "f32"
+            return PLAIN if exact and plain else None
         if not origin.is_plain or const.transposed or const.plus or len(const.shape) < 2:
             return None
-        return self._matrix(const, origin)
+        types = {entry.type.format for entry in self._lies_in(const, origin).values()}
+        return types.pop() if len(types) == 1 else None
 
-    def _vector(self, const: Constant, origin: Origin) -> Blocks | None:
-        """float32 that the file has with the constant's own `plus` added (norms, as 1 + weight)."""
-        exact = const.plus == origin.shift and const.rows is None and len(origin.tensors) == 1
-        if not exact or self._entry(origin.tensors[0]).type.format != "f32":
-            return None
-        row = self.model.rows(origin.tensors[0]).reshape(-1, 4)
-        order = origin.order()
-        row = row if order is None else row[order]
-        return Blocks(PLAIN, row.reshape(1, -1), len(row))
+    def blocks(self, const: Constant) -> Blocks | None:
+        """A constant as the file stores it, row by row; None if it must be computed.
 
-    def _matrix(self, const: Constant, origin: Origin) -> Blocks | None:
-        """The rows of the constant, if all tensors that they lie in have one type."""
-        entries = [self._entry(name) for name in origin.tensors]
-        first, last = (const.rows or (0, origin.shape[-2]))[:2]
-        bounds = np.cumsum([0, *(entry.shape[-2] for entry in entries)])
-        inside = [i for i in range(len(entries)) if bounds[i] < last and bounds[i + 1] > first]
-        if len({entries[i].type.number for i in inside}) != 1:
+        A one-dimensional constant is one row of plain float32.
+        """
+        format = self.format_of(const)
+        if format is None:
             return None
-        parts = [self.model.rows(origin.tensors[i]) for i in inside]
+        origin = self.origins[const.parameter or ""]
+        if format == PLAIN:
+            row = _reordered(self.model.rows(origin.tensors[0]).reshape(-1, 4), origin)
+            return Blocks(PLAIN, row.reshape(1, -1), len(row))
+        within = self._lies_in(const, origin)
+        parts = [self.model.rows(entry.name) for entry in within.values()]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
-        order = origin.order()
-        rows = rows if order is None else rows[order]
-        rows = rows.reshape(*origin.shape[:-2], *rows.shape[-2:])
-        offset = int(bounds[inside[0]])
-        step = slice(first - offset, last - offset, *(const.rows or ())[2:])
-        return Blocks(entries[inside[0]].type.format, rows[..., step, :], origin.shape[-1])
+        rows = _reordered(rows, origin).reshape(*origin.shape[:-2], *rows.shape[-2:])
+        first, last, *step = const.rows or (0, origin.shape[-2])
+        offset = next(iter(within))
+        own = slice(first - offset, last - offset, *step)
+        return Blocks(format, rows[..., own, :], origin.shape[-1])
+
+    def _lies_in(self, const: Constant, origin: Origin) -> dict[int, TensorEntry]:
+        """First row -> tensor, of the tensors that hold the constant's rows."""
+        first, last = (const.rows or (0, origin.shape[-2]))[:2]
+        found, start = {}, 0
+        for name in origin.tensors:
+            entry = self._entry(name)
+            end = start + (1, *entry.shape)[-2]
+            if start < last and end > first:
+                found[start] = entry
+            start = end
+        return found
 
     def _values(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor dequantised, float32 in its own shape."""
@@ -172,6 +181,12 @@ class GgufWeights(WeightFiles):
         made = tuple(reversed(made)) if origin.transposed else made
         same = [n for n in made if n != 1] == [n for n in origin.shape if n != 1]
         return origin.shape if same else made
+
+
+def _reordered(rows: npt.NDArray[Scalar], origin: Origin) -> npt.NDArray[Scalar]:
+    """Rows in the parameter's order."""
+    order = origin.order()
+    return rows if order is None else rows[order]
 
 
 def require_formats(model: GgufModel) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import quants
+from spikeinfer import SpikeEngine
 from spikeinfer.compiler.assembly.source import open_source
 from spikeinfer.compiler.engine import EngineDirectory
 from spikeinfer.compiler.frontend.checkpoint import Checkpoint
@@ -154,3 +158,32 @@ def test_a_tokenizer_that_llama_cpp_does_not_know_is_refused(tmp_path: Path) -> 
     with pytest.raises(SpikeError, match=r"SPK592 .* no name for its pre-tokenizer"):
         exported(tmp_path / "engine", tmp_path / "x.gguf")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["engine", "source"]
+
+
+def test_a_file_runs_where_an_engine_is_wanted(
+    llama: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPIKE_CACHE_DIR", str(tmp_path))
+    wrong = tmp_path / "x.gguf"
+    wrong.write_bytes(b"GGML" * 30)
+    with pytest.raises(SpikeError, match="SPK130"):
+        SpikeEngine(wrong)
+    monkeypatch.setattr("spikeinfer.driver.BuildRequest", partial(BuildRequest, golden="off"))
+    with SpikeEngine(llama[1]) as engine:
+        assert engine.complete([1, 2, 3], max_tokens=2).token_ids
+    assert [p.name for p in (tmp_path / "engines").glob("tiny.gguf-*") if p.is_dir()]
+
+
+def test_the_command(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("spike")), "export", str(llama[0])]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "x.gguf"), "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["tensors"] == {"F32": 6, "Q8_0": 16}
+    assert (tmp_path / "x.gguf").read_bytes() == llama[1].read_bytes()
+    refused = subprocess.run([*command, "-o", str(tmp_path / "y"), "-f", "onnx"],
+                             capture_output=True, text=True)  # fmt: skip
+    assert refused.returncode == 2
+    assert "SPK807" in refused.stderr
