@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ExitCode, SpikeError
-from .families import FAMILIES, HARMLESS, Family
+from .families import FAMILIES, HARMLESS
 from .reader import TensorEntry, Value
 from .rope import FACTORS, llama3_parameters
 
@@ -19,6 +21,9 @@ TOKEN_IDS = {
     "eos_token_id": "tokenizer.ggml.eos_token_id",
     "pad_token_id": "tokenizer.ggml.padding_token_id",
 }
+FLOATS = ("epsilon", "softcapping")
+LARGEST = (1 << 31) - 1
+LAYER = re.compile(r"blk\.(\d+)\.")
 BESIDE = "Put the model's own config.json beside the file, in a directory with nothing else."
 
 
@@ -63,15 +68,28 @@ class Facts:
         """The architecture's own key."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
-    def number(self, key: str, default: int | float | None = None) -> int | float:
-        """A number. Raises SPK136 for anything else, or if it is missing without a default."""
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number above zero. Raises SPK136 for anything else, or if it is missing.
+
+        Files hold float32: the shortest decimal number that it stands for is what was meant.
+        """
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            shown = "missing" if value is None else f"{type(value).__name__} {value!r:.80}"
-            raise self.refuse(f"{self.architecture}.{key} is {shown}, not a number")
-        # float32 in the file: the shortest decimal number that it stands for is what was meant
-        return value if isinstance(value, int) else float(np.format_float_positional(
-            np.float32(value), unique=True))  # fmt: skip
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+        if not 0 < number < math.inf:
+            raise self._wrong(key, value, "a number above zero")
+        return float(str(np.float32(number)))
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number above zero. Raises SPK136 for anything else, or if it is missing."""
+        value = self.get(key, default)
+        number = value if isinstance(value, int) and not isinstance(value, bool) else 0
+        if not 0 < number <= LARGEST:
+            raise self._wrong(key, value, "a whole number above zero")
+        return number
+
+    def _wrong(self, key: str, value: Value | None, wanted: str) -> SpikeError:
+        shown = "missing" if value is None else f"{value!r:.80}"
+        return self.refuse(f"{self.architecture}.{key} is {shown}, not {wanted}")
 
     def refuse(self, what: str, remedy: str = BESIDE) -> SpikeError:
         """SPK136 with this reason."""
@@ -88,7 +106,8 @@ def config_of(facts: Facts) -> dict[str, Any]:
     config: dict[str, Any] = {"model_type": family.model_type, **family.implied}
     for key, name in family.fields.items():
         if facts.get(key) is not None or (name not in family.implied and key in REQUIRED):
-            config[name] = facts.number(key)
+            config[name] = facts.number(key) if key.endswith(FLOATS) else facts.count(key)
+    _require_layers(facts)
     if config.get("n_inner") == 4 * config.get("n_embd", 0):
         del config["n_inner"]  # as config.json of GPT-2 leaves it out
     if "num_attention_heads" in config:
@@ -97,7 +116,9 @@ def config_of(facts: Facts) -> dict[str, Any]:
     config["vocab_size"] = _vocabulary(facts)
     config["tie_word_embeddings"] = "output.weight" not in facts.tensors
     for name, key in TOKEN_IDS.items():
-        config[name] = facts.metadata.get(key)
+        number = facts.metadata.get(key)
+        known = isinstance(number, int) and 0 <= number < config["vocab_size"]
+        config[name] = number if known else None
     if family.rope:
         config["rope_parameters"] = _rope(facts, config)
     if family.sliding_pattern:
@@ -124,6 +145,17 @@ def _refuse_unknown_keys(facts: Facts) -> None:
             )
 
 
+def _require_layers(facts: Facts) -> None:
+    """The layers that are counted are those that are there: nothing is built for a mere number."""
+    stated = facts.count("block_count")
+    found = {match[1] for name in facts.tensors if (match := LAYER.match(name))}
+    if len(found) != stated or not all(str(i) in found for i in range(len(found))):
+        raise facts.refuse(
+            f"it states {facts.architecture}.block_count = {stated} and has {len(found)} layers",
+            "Download the file again.",
+        )
+
+
 def _vocabulary(facts: Facts) -> int:
     entry = facts.tensors.get("token_embd.weight")
     if entry is None or len(entry.shape) != 2:
@@ -133,10 +165,10 @@ def _vocabulary(facts: Facts) -> int:
 
 def _head_dim(facts: Facts, config: Mapping[str, Any]) -> int:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    own = int(config.get("head_dim") or hidden // max(1, heads))
+    own = int(config.get("head_dim") or max(1, hidden // heads))
     for key in ("attention.value_length", "rope.dimension_count"):
-        if facts.number(key, own) != own:
-            stated = f"{facts.architecture}.{key} is {facts.number(key)}"
+        if facts.count(key, own) != own:
+            stated = f"{facts.architecture}.{key} is {facts.count(key)}"
             raise facts.refuse(f"{stated}, but keys have {own} dimensions, all of them rotated")
     return own
 
@@ -146,7 +178,7 @@ def _rope(facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
     own = _head_dim(facts, config)
     if "head_dim" in facts.family.fields.values():
         config["head_dim"] = own
-    theta = float(facts.number("rope.freq_base", 10000.0))
+    theta = facts.number("rope.freq_base", 10000.0)
     kind = facts.get("rope.scaling.type", "none")
     if FACTORS in facts.tensors:
         found = llama3_parameters(facts.values(FACTORS), theta) if kind == "none" else None
@@ -157,18 +189,16 @@ def _rope(facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
     if kind == "none":
         return plain
     if kind == "linear":
-        return plain | {"rope_type": "linear", "factor": float(facts.number("rope.scaling.factor"))}
+        return plain | {"rope_type": "linear", "factor": facts.number("rope.scaling.factor")}
     if kind == "yarn":
         scaling: dict[str, Any] = {
             "rope_type": "yarn",
-            "factor": float(facts.number("rope.scaling.factor")),
-            "original_max_position_embeddings": facts.number(
-                "rope.scaling.original_context_length"
-            ),
+            "factor": facts.number("rope.scaling.factor"),
+            "original_max_position_embeddings": facts.count("rope.scaling.original_context_length"),
         }
         for name in ("beta_fast", "beta_slow"):
             if facts.get(f"rope.scaling.yarn_{name}") is not None:
-                scaling[name] = float(facts.number(f"rope.scaling.yarn_{name}"))
+                scaling[name] = facts.number(f"rope.scaling.yarn_{name}")
         return plain | scaling
     raise facts.refuse(f"its rope scaling {kind!r} can't be told from the metadata alone")
 
@@ -178,10 +208,10 @@ def _gemma(facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
     layers, rope = int(config["num_hidden_layers"]), config["rope_parameters"]
     derived: dict[str, Any] = {"layer_types": _layer_types(facts, layers)}
     if facts.family.model_type == "gemma3_text":
-        local = float(facts.number("rope.freq_base_swa", 10000.0))
+        local = facts.number("rope.freq_base_swa", 10000.0)
         sliding = {"rope_type": "default", "rope_theta": local}
         derived["rope_parameters"] = {"full_attention": rope, "sliding_attention": sliding}
-    elif float(facts.number("rope.freq_base_swa", rope["rope_theta"])) != rope["rope_theta"]:
+    elif facts.number("rope.freq_base_swa", rope["rope_theta"]) != rope["rope_theta"]:
         raise facts.refuse("its sliding layers rotate in their own way")
     largest = {"gemma2": 46, "gemma3": 62}[facts.architecture]
     scalar = config["head_dim"]
@@ -199,6 +229,3 @@ def _layer_types(facts: Facts, layers: int) -> list[str]:
     else:
         raise facts.refuse(f"attention.sliding_window_pattern is {pattern!r:.80}")
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
-
-
-__all__ = ["Facts", "Family", "config_of"]
