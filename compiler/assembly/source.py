@@ -17,8 +17,8 @@ from .pipeline import GivenFormat, nothing_given
 from .weights import Ready, nothing_ready
 
 NEAREST = {
-    "q2_k": "q3_k_m", "q3_k": "q3_k_m", "q4_0": "q4_k_s", "q4_1": "q4_k_m", "q4_k": "q4_k_m",
-    "q5_0": "q5_k_m", "q5_1": "q5_k_m", "q5_k": "q5_k_m", "q2_k_s": "q3_k_m", "q3_k_s": "q3_k_m",
+    "q3_k": "q3_k_m", "q4_0": "q4_k_s", "q4_1": "q4_k_m", "q4_k": "q4_k_m",
+    "q5_0": "q5_k_m", "q5_1": "q5_k_m", "q5_k": "q5_k_m", "q2_k_s": "q2_k", "q3_k_s": "q3_k_m",
     "q3_k_l": "q3_k_m", "q5_k_s": "q5_k_m",
 }  # fmt: skip
 """GGUF's name of a mix or format -> the quantisation of ours that is nearest to it."""

@@ -65,17 +65,20 @@ def _chunks(
 ) -> Iterator[memoryview]:
     if blocks is not None:
         assert blocks.format == const.format, (const.name, blocks.format, const.format)
-        plain = const.format == ARRAY
-        return iter([np.ascontiguousarray(blocks.rows).data]) if plain else store_blocks(blocks)
-    return _quantised(const, checkpoint, threads)
+    for chunk in _ready(blocks) if blocks else _quantised(const, checkpoint, threads):
+        yield chunk
+        checkpoint.release()  # the source's pages behind the chunk
+
+
+def _ready(blocks: Blocks) -> Iterator[memoryview]:
+    if blocks.format == ARRAY:
+        return iter([np.ascontiguousarray(blocks.rows).data])
+    return store_blocks(blocks)
 
 
 def _quantised(const: Constant, checkpoint: Checkpoint, threads: int) -> Iterator[memoryview]:
-    """Chunk by chunk; the source's pages are let go of behind it."""
     name = const.parameter or const.name
-    for chunk in store(_values(const, checkpoint), _format(const), name=name, threads=threads):
-        yield chunk
-        checkpoint.release()
+    return store(_values(const, checkpoint), _format(const), name=name, threads=threads)
 
 
 def parameters(graph: Graph) -> list[Constant]:

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,15 @@ class GgufCheckpoint(Checkpoint):
     def opens_in_transformers(self) -> bool:
         """Not without reading the file in its own way."""
         return False
+
+    def release(self) -> None:
+        """Let go of the mapped pages of all weights read so far."""
+        for file in self.weights.model.files:
+            file.release()
+
+    def loading_bytes(self, name: str) -> int:
+        """The parameter's float32 values; nothing of it where blocks are taken over."""
+        return 4 * prod(self.parameters[name].shape)
 
     def weight_files(self) -> list[Path]:
         """The GGUF files in use, sorted by name."""
