@@ -121,6 +121,9 @@ def build(
     calibration: Annotated[
         Path | None, Flag(help="Text on which ranges are observed for half precision.")
     ] = None,
+    imatrix: Annotated[
+        Path | None, Flag(help="Importances by spike calibrate: weigh the quantiser's errors.")
+    ] = None,
     target_sm: Annotated[str | None, Flag(help="(not in this version)")] = None,
     json: Json = False,
     log_level: Level = LogLevel.INFO,
@@ -270,6 +273,25 @@ def golden_diff(
     from .console.golden import compare
 
     return compare(left, right, tolerance, Terminal(json))
+
+
+@app.command()
+def calibrate(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT")],
+    output: Annotated[Path, Flag("--output", "-o", help="GGUF file of importances to write.")],
+    text: Annotated[
+        list[Path] | None, Flag(help="Text to read; may be repeated. Default: text of ours.")
+    ] = None,
+    tokens: Annotated[int, Flag(min=1, help="Tokens to read.")] = 32768,
+    window: Annotated[int, Flag(min=1, help="Tokens of one sequence.")] = 512,
+    workers: Annotated[int, Flag(min=0, help="Threads; 0 = one per CPU.")] = 0,
+    json: Json = False,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Measure which input channels of each matrix matter, for spike-build --imatrix."""
+    from .console.calibrate import calibrate as run
+
+    run(checkpoint, text or [], output, (tokens, window), workers, Terminal(json, log_level))
 
 
 @app.command()

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import __version__
-from .compiler.assembly.evidence import Scorers, limits, measure
+from .compiler.assembly.evidence import FLOAT_NAMES, Scorers, limits, measure
 from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.memory import memory_report
 from .compiler.assembly.pipeline import (
@@ -33,7 +33,15 @@ from .compiler.assembly.settings import (
 )
 from .compiler.assembly.source import open_source, requantised
 from .compiler.assembly.tokenizer import compact_tokenizer
-from .compiler.assembly.weights import Ready, nothing_ready, total_bytes, write_weights
+from .compiler.assembly.weighting import weighting
+from .compiler.assembly.weights import (
+    Importance,
+    Ready,
+    all_alike,
+    nothing_ready,
+    total_bytes,
+    write_weights,
+)
 from .compiler.backends import emit_onnx
 from .compiler.engine import EngineConfig, EngineWriter, Evidence, Manifest
 from .compiler.engine.manifest import MODEL, WEIGHTS
@@ -83,6 +91,7 @@ class _Build:
     memory: Mapping[str, object]
     reports: list[PassReport] = field(default_factory=list)
     ready: Ready = nothing_ready
+    importance: Importance = all_alike
 
 
 def build(request: BuildRequest, progress: Progress | None = None) -> BuildResult:
@@ -118,12 +127,13 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     chosen = Quantization.parse(request.quantization, dtype)
     keeps = source.keeps(request.quantization)
     quantization = source.own if keeps and source.own else chosen
-    if source.own and not keeps:
-        tell.note(requantised(source.own, chosen))
+    if source.quantised and not keeps and quantization not in FLOAT_NAMES:
+        tell.note(requantised(source.quantised, quantization))
     longest = sequence_limit(request, checkpoint)
     storage = Storage(
         quantization, model_facts(checkpoint), source.given if keeps else nothing_given
     )
+    weigh = weighting(request, checkpoint, quantization)
     cache = kv_format(request, quantization)
     phases = passes_for(request, checkpoint, storage, cache, longest)
     tell.phase("trace")
@@ -131,9 +141,18 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     tell.phase("passes", sum(len(p.passes) for p in phases), "passes")
     watch = _Watch(request, graph, checkpoint, longest, tell)
     reports = run_pipeline(graph, phases, watch)
+    for note in source.notes():
+        tell.note(note)
     memory = memory_report(graph, request, longest)
-    tolerance = Quantization.Q8_0 if keeps else quantization  # kept weights are exact
-    return _Build(request, checkpoint, tolerance, storage, graph, memory, reports, source.ready)
+    if weigh is not None:
+        weigh.check(graph, reports, tell)
+    # Blocks that are kept are exact, but their kernels round activations, as q8_0's do.
+    rounds = keeps and storage.plan is not None and storage.plan.has_blocks
+    tolerance = Quantization.Q8_0 if rounds else quantization
+    return _Build(
+        request, checkpoint, tolerance, storage, graph, memory, reports,
+        source.ready, weigh or all_alike,
+    )  # fmt: skip
 
 
 def _check_chat_template(checkpoint: Path) -> None:
@@ -202,7 +221,9 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         writer.require_space(size + SPARE)
         tell.phase("weights", size, "bytes")
         with writer.weights() as weights:
-            stored = write_weights(graph, checkpoint, weights, request.workers, tell, work.ready)
+            stored = write_weights(
+                graph, checkpoint, weights, request.workers, tell, work.ready, work.importance
+            )
         tell.phase("engine")
         rows = {s.name: row_bytes(s) for s in graph.states.values() if s.kind == "kv"}
         model = emit_onnx(graph, stored, WEIGHTS, rows, request.tokens_per_block)

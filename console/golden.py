@@ -101,7 +101,10 @@ def engine_limits(config: EngineConfig) -> Thresholds:
     from ..compiler.golden import thresholds_for
 
     made = config.pretrained_config.quantization
-    weights = thresholds_for(FLOATS.get(made.quant_algo, made.quant_algo), "float32")
+    algorithm = FLOATS.get(made.quant_algo, made.quant_algo)
+    if made.quant_algo in FLOATS and any(w.format not in FLOATS for w in config.spike.weights):
+        algorithm = "q8_0"  # blocks kept from the source are exact; their kernels round activations
+    weights = thresholds_for(algorithm, "float32")
     if made.kv_cache_quant_algo not in CACHES:
         return weights
     cache = thresholds_for(CACHES[made.kv_cache_quant_algo], "float32")

@@ -31,8 +31,8 @@ from ..errors import SpikeError
 
 VERSION = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
-ELSEWHERE = ("model", "output_dir", "dump_ir", "dry_run", "calibration", "golden", "thresholds",
-             "without", "pass_options")  # fmt: skip
+ELSEWHERE = ("model", "output_dir", "dump_ir", "dry_run", "calibration", "imatrix", "golden",
+             "thresholds", "without", "pass_options")  # fmt: skip
 """Of this run, or said in a section of their own."""
 NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 

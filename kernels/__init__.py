@@ -1,6 +1,7 @@
 """Storage formats and CPU kernels: quantise, pack, and multiply by packed weights.
 
-Formats: ``f32 f16 bf16`` and GGUF's ``q8_0 q5_0 q5_1 q4_0 q4_1 q2_k q3_k q4_k q5_k q6_k``. A matrix [N, K] exists as
+Formats: ``f32 f16 bf16`` and GGUF's ``q8_0 q5_0 q5_1 q4_0 q4_1 q2_k q3_k q4_k q5_k q6_k``.
+A matrix [N, K] exists as
 
 - *logical rows*: uint8 [N, row_bytes], byte for byte what a GGUF file holds;
 - *packed*: uint8 [packed_bytes], 16 rows interleaved for the kernels (docs/storage-formats.md).

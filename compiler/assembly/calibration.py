@@ -19,14 +19,15 @@ LONGEST_TEXT = 1 << 16
 OWN_TEXT = Path(__file__).parents[1] / "analysis" / "calibration.txt"
 
 
-def text_of(path: Path | None) -> str:
-    """The beginning of the given file, or the text that ships: prose, code, tables, five languages.
+def text_of(path: Path | None, longest: int = LONGEST_TEXT) -> str:
+    """The first `longest` characters of the given file, or of the text that ships.
 
-    Raises SPK816 for a file that can't be read or has no text.
+    That is prose, code, tables, many languages. Raises SPK816 for a file that can't be read or
+    has no text.
     """
     try:
         with (path or OWN_TEXT).open(encoding="utf-8") as file:
-            text = file.read(LONGEST_TEXT)
+            text = file.read(longest)
     except (OSError, UnicodeDecodeError) as error:
         raise _unusable(path or OWN_TEXT, str(error)) from error
     if not text.strip():
@@ -60,6 +61,6 @@ def _unusable(path: Path, why: str) -> SpikeError:
         "SPK816",
         "calibration",
         f"{path} can't be used as calibration text: {why}.",
-        "Give a UTF-8 text file of a few kilobytes, or leave --calibration out.",
+        "Give a UTF-8 text file, or none: then a text of ours is read.",
         ExitCode.BAD_INPUT,
     )

@@ -18,7 +18,7 @@ from ..backends import KERNEL_NAMES
 from ..frontend.checkpoint import Checkpoint
 from ..ir import Constant, Graph, print_graph
 from ..quantize import Given, ModelFacts, Quantization, Role, StoragePlan, TensorSpec, plan
-from .calibration import observer
+from .calibration import observer, text_of
 from .request import BuildRequest
 
 STREAMING_ONLY = ("alias-kv", "flatten-tokens", "select-logit-rows")
@@ -62,6 +62,8 @@ def passes_for(
 
     Raises SPK301..303 for wrong names or options in the recipe, SPK816 for calibration text.
     """
+    if request.calibration is not None:
+        text_of(request.calibration)  # a dry run, too, tells whether the build can read it
     left_out = set(request.without)
     if not request.enable_streaming:
         left_out.update(STREAMING_ONLY)

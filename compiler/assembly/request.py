@@ -11,11 +11,12 @@ from pathlib import Path
 
 from ...errors import ExitCode, SpikeError
 
-DTYPES = ("auto", "float32", "float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
+DTYPES = ("auto", "float32", *HALVES)
 KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
 KV_TYPES = ("auto", "paged", "continuous")
 BACKENDS = ("onnxruntime", "tensorrt")
-PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration")
+PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration", "imatrix")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class BuildRequest:
         golden: ``auto``, ``off``, or a golden set's file.
         thresholds: limits of the golden gate that replace the format's own.
         calibration: text file on which values are observed for ``dtype``; None is our own text.
+        imatrix: file of importances (`spike calibrate`) that weigh the quantiser's errors.
         without: passes to leave out.
         pass_options: options by pass name.
         dry_run: stop before any weight is read and say what would be built.
@@ -66,6 +68,7 @@ class BuildRequest:
     golden: str = "auto"
     thresholds: Mapping[str, float] = field(default_factory=dict)
     calibration: Path | None = None
+    imatrix: Path | None = None
     without: tuple[str, ...] = ()
     pass_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     dry_run: bool = False
@@ -88,6 +91,7 @@ class BuildRequest:
         if self.workers < 0:
             raise _bad("workers", self.workers, "0 (one per CPU) or more")
         self._check_cache()
+        self._check_calibration()
         if self.backend == "tensorrt":
             raise SpikeError(
                 "SPK802",
@@ -105,11 +109,25 @@ class BuildRequest:
         if not self.enable_streaming and self.kv_cache_dtype not in ("auto", "f32"):
             raise _bad("kv-cache-dtype", self.kv_cache_dtype, "used with --enable-streaming")
 
+    def _check_calibration(self) -> None:
+        """Raises SPK818 for a text that nothing would read."""
+        if self.calibration is not None and self.dtype not in HALVES:
+            raise SpikeError(
+                "SPK818",
+                "command line",
+                f"--calibration has no use with --dtype {self.dtype}: ranges are observed to "
+                "decide which values may be rounded to half precision.",
+                "Leave it out, or give --dtype float16 or bfloat16.",
+                ExitCode.USAGE,
+            )
+
     def options(self) -> dict[str, object]:
         """Every option but paths, as the manifest keeps them; the golden file by its name."""
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in PATHS}
         kept["golden"] = Path(self.golden).name
         kept["calibration"] = Path(self.calibration).name if self.calibration else "own text"
+        if self.imatrix:
+            kept["imatrix"] = Path(self.imatrix).name
         kept["without"] = list(self.without)
         for view_only in ("dry_run", "keep_failed", "workers", "verify_passes"):
             del kept[view_only]

@@ -1,8 +1,9 @@
-"""What a build starts from: a checkpoint directory, or a GGUF file whose blocks are kept."""
+"""What a build starts from: a checkpoint directory, plain or quantised, or a GGUF file."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..golden import Rebuilt
 from ..ir import Constant
 from ..quantize import Blocks, Given, Quantization
 from .pipeline import GivenFormat, nothing_given
+from .prequantized import Kept
 from .weights import Ready, nothing_ready
 
 NEAREST = {
@@ -30,26 +32,34 @@ class Source:
 
     Attributes:
         checkpoint: what the rest of the compiler reads.
-        own: the quantisation nearest to its own formats; None if they are plain floats.
+        quantised: how its weights are quantised already, for people; empty if they are floats.
         ready: a constant's blocks as they are stored, if they are in the constant's format.
         given: the format that each matrix has already.
+        notes: what is known once the formats are chosen.
+        own: the quantisation of ours that is nearest to its own formats, if they are a mix of ours.
     """
 
     checkpoint: Checkpoint
-    own: Quantization | None = None
+    quantised: str = ""
     ready: Ready = nothing_ready
     given: GivenFormat = nothing_given
+    notes: Callable[[], Sequence[str]] = tuple
+    own: Quantization | None = None
 
     def keeps(self, quantization: str) -> bool:
         """Whether the matrices keep the formats that they have."""
-        return self.own is not None and quantization.strip().lower() in ("none", "auto", "")
+        return bool(self.quantised) and quantization.strip().lower() in ("none", "auto", "")
 
 
 def open_source(path: Path, model_type: str | None = None) -> Source:
     """Opens and checks what `path` is. Raises as `Checkpoint.open` and `GgufCheckpoint.open`."""
-    if gguf_file(path) is None:
-        return Source(Checkpoint.open(path, model_type))
-    return _gguf(GgufCheckpoint.open(path, model_type))
+    if gguf_file(path) is not None:
+        return _gguf(GgufCheckpoint.open(path, model_type))
+    checkpoint = Checkpoint.open(path, model_type)
+    if not checkpoint.quantised:
+        return Source(checkpoint)
+    kept = Kept(checkpoint)
+    return Source(checkpoint, checkpoint.quantised, kept.ready, kept.given, kept.notes)
 
 
 def rebuilt(checkpoint: Checkpoint) -> Rebuilt | None:
@@ -61,10 +71,10 @@ def rebuilt(checkpoint: Checkpoint) -> Rebuilt | None:
     return Rebuilt(tuple(checkpoint.weight_files()), count, checkpoint.float_model)
 
 
-def requantised(own: Quantization, chosen: Quantization) -> str:
+def requantised(quantised: str, chosen: Quantization) -> str:
     """The warning about weights that are quantised a second time."""
     return (
-        f"the source's weights are quantised already (about {own}): storing them as {chosen} "
+        f"the source's weights are quantised already ({quantised}): storing them as {chosen} "
         "quantises them again, which loses more than quantising the original would; "
         "--quantization none keeps them as they are"
     )
@@ -83,7 +93,7 @@ def _gguf(checkpoint: GgufCheckpoint) -> Source:
         plain = weights.plain_format(const.parameter)
         return Given(plain, "computed from the GGUF file, which stores it otherwise")
 
-    return Source(checkpoint, _nearest(checkpoint), ready, given)
+    return Source(checkpoint, checkpoint.quantised, ready, given, own=_nearest(checkpoint))
 
 
 def _nearest(checkpoint: GgufCheckpoint) -> Quantization | None:

@@ -7,6 +7,7 @@ from math import prod
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from onnx import TensorProto
 
@@ -29,6 +30,15 @@ def nothing_ready(_: Constant) -> Blocks | None:
     return None
 
 
+Importance: TypeAlias = Callable[[Constant], npt.NDArray[np.float32] | None]
+"""How much each input channel of a constant counts: f32 ``[K]``, ``[E, K]`` for stacked experts."""
+
+
+def all_alike(_: Constant) -> npt.NDArray[np.float32] | None:
+    """Nothing is known of the inputs."""
+    return None
+
+
 def write_weights(
     graph: Graph,
     checkpoint: Checkpoint,
@@ -36,6 +46,7 @@ def write_weights(
     threads: int,
     progress: Progress,
     ready: Ready = nothing_ready,
+    importance: Importance = all_alike,
 ) -> dict[str, StoredTensor]:
     """Quantises, packs and writes every parameter of the graph; where each one lies.
 
@@ -53,7 +64,7 @@ def write_weights(
             shape=shape(const),
             role=const.role,
             parameters=(const.parameter,),
-            chunks=_chunks(const, checkpoint, threads, ready(const)),
+            chunks=_chunks(const, checkpoint, threads, ready(const), importance),
         )
         progress.advance(spec.bytes)
         stored[const.name] = _location(const, spec.offset, spec.bytes)
@@ -61,11 +72,15 @@ def write_weights(
 
 
 def _chunks(
-    const: Constant, checkpoint: Checkpoint, threads: int, blocks: Blocks | None
+    const: Constant,
+    checkpoint: Checkpoint,
+    threads: int,
+    blocks: Blocks | None,
+    importance: Importance,
 ) -> Iterator[memoryview]:
     if blocks is not None:
         assert blocks.format == const.format, (const.name, blocks.format, const.format)
-    for chunk in _ready(blocks) if blocks else _quantised(const, checkpoint, threads):
+    for chunk in _ready(blocks) if blocks else _quantised(const, checkpoint, threads, importance):
         yield chunk
         checkpoint.release()  # the source's pages behind the chunk
 
@@ -76,9 +91,12 @@ def _ready(blocks: Blocks) -> Iterator[memoryview]:
     return store_blocks(blocks)
 
 
-def _quantised(const: Constant, checkpoint: Checkpoint, threads: int) -> Iterator[memoryview]:
-    name = const.parameter or const.name
-    return store(_values(const, checkpoint), _format(const), name=name, threads=threads)
+def _quantised(
+    const: Constant, checkpoint: Checkpoint, threads: int, importance: Importance
+) -> Iterator[memoryview]:
+    name, weigh = const.parameter or const.name, importance(const)
+    values = _values(const, checkpoint)
+    return store(values, _format(const), name=name, threads=threads, importance=weigh)
 
 
 def parameters(graph: Graph) -> list[Constant]:

@@ -15,8 +15,8 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +79,7 @@ class GgufCheckpoint(Checkpoint):
         made = cls(directory, parsed, weights, plan, skeleton)
         made.weights, made._own = weights, [file.parent / name for name in copied]
         made.notes = (*made.notes, *_notes(weights))
+        made.quantised = _label(model)
         return made
 
     _own: list[Path]
@@ -92,10 +93,6 @@ class GgufCheckpoint(Checkpoint):
         """Let go of the mapped pages of all weights read so far."""
         for file in self.weights.model.files:
             file.release()
-
-    def loading_bytes(self, name: str) -> int:
-        """The parameter's float32 values; nothing of it where blocks are taken over."""
-        return 4 * prod(self.parameters[name].shape)
 
     def weight_files(self) -> list[Path]:
         """The GGUF files in use, sorted by name."""
@@ -196,6 +193,13 @@ def _require_all_used(file: Path, plan: WeightPlan) -> None:
             "Build from the model's safetensors checkpoint, or put the model's own config.json "
             "beside the file, in a directory with nothing else.",
         )
+
+
+def _label(model: GgufModel) -> str:
+    """``GGUF: 210 Q4_1, 1 Q8_0``; empty if all tensors are floats."""
+    counts = Counter(e.type.name for e in model.tensors.values() if e.type.elements > 1)
+    kinds = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return f"GGUF: {kinds}" if kinds else ""
 
 
 def _notes(weights: GgufWeights) -> Iterator[str]:

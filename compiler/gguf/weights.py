@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeVar, cast
 
 import numpy as np
@@ -93,6 +94,10 @@ class GgufWeights(WeightFiles):
         made = torch.from_numpy(np.ascontiguousarray(values)).reshape(entry.shape)
         dtype = {"F16": torch.float16, "BF16": torch.bfloat16}.get(entry.dtype)
         return made if dtype is None else made.to(dtype)  # exact: it came from there
+
+    def loading_bytes(self, name: str) -> int:
+        """Of the values that `tensor` makes; a build that keeps the blocks doesn't need them."""
+        return 4 * prod(self.entry(name).shape)
 
     def equal(self, left: str, right: str) -> bool:
         """Whether two parameters are stored as the same bytes."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import rules
-from .fused import ACTIVATIONS
+from .fused import gated
 from .ops import LOWERED, Kind, declare
 
 SCORES = {
@@ -99,16 +99,15 @@ def moe(
     result = tokens.new_zeros(len(tokens), down.shape[1])
     for expert in chosen.unique().tolist():
         token, slot = (chosen == expert).nonzero(as_tuple=True)
-        g = _product(tokens[token], gate, gate_bias, expert)
-        u = _product(tokens[token], up, up_bias, expert)
-        if limit:
-            g, u = alpha * g.clamp(max=limit), (u.clamp(-limit, limit) + 1) / alpha
-        hidden = ACTIVATIONS[activation](g) * u
-        part = _product(hidden, down, down_bias, expert)
+        hidden = gated(
+            tokens[token], gate[expert], up[expert],
+            _of(gate_bias, expert), _of(up_bias, expert),
+            activation=activation, limit=limit, alpha=alpha,
+        )  # fmt: skip
+        part = torch.nn.functional.linear(hidden, down[expert], _of(down_bias, expert))
         result.index_add_(0, token, part * factors[token, slot].unsqueeze(-1))
     return result.reshape(*x.shape[:-1], -1)
 
 
-def _product(x: Tensor, stack: Tensor, biases: Tensor | None, expert: int) -> Tensor:
-    bias = None if biases is None else biases[expert]
-    return torch.nn.functional.linear(x, stack[expert], bias)
+def _of(biases: Tensor | None, expert: int) -> Tensor | None:
+    return None if biases is None else biases[expert]

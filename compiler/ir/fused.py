@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -169,6 +169,27 @@ def linear_residual(
     return residual + functional.linear(x, weight, bias)
 
 
+def gated(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    *,
+    activation: str,
+    limit: float = 0.0,
+    alpha: float = 1.0,
+) -> Tensor:
+    """act(gate(x)) * up(x), which the last matrix of an MLP sees; x [..., K], gate, up [M, K].
+
+    With a `limit`: act(alpha * min(g, limit)) / alpha * (clamp(u, -limit, limit) + 1).
+    """
+    g, u = functional.linear(x, gate, gate_bias), functional.linear(x, up, up_bias)
+    if limit:
+        g, u = alpha * g.clamp(max=limit), (u.clamp(-limit, limit) + 1) / alpha
+    return cast("Tensor", ACTIVATIONS[activation](g) * u)
+
+
 @declare(
     'gated_mlp(x, gate, up, down, extras*, *, activation: str = "silu", biases: bool = False)',
     rules.gated_mlp,
@@ -186,8 +207,8 @@ def gated_mlp(
 ) -> Tensor:
     """residual + down(act(gate(x)) * up(x)); extras: the biases of all three, then a residual"""
     of_gate, of_up, of_down = extras[:3] if biases else (None, None, None)
-    gated = ACTIVATIONS[activation](functional.linear(x, gate, of_gate))
-    result = functional.linear(gated * functional.linear(x, up, of_up), down, of_down)
+    hidden = gated(x, gate, up, of_gate, of_up, activation=activation)
+    result = functional.linear(hidden, down, of_down)
     residual = extras[3 if biases else 0 :]
     return residual[0] + result if residual else result
 

@@ -10,7 +10,7 @@ from typing import cast
 
 from ...kernels import Format, packed_bytes
 from .names import Quantization
-from .policy import Case, ModelFacts, choose
+from .policy import BLOCK, Case, ModelFacts, choose
 from .roles import VALUE_LIKE, Role
 
 
@@ -69,6 +69,11 @@ class StoragePlan:
     def bytes(self) -> int:
         """Size of all tensors."""
         return sum(c.bytes for c in self.choices)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any tensor is stored in blocks, not as floats."""
+        return any(BLOCK[c.format] > 1 for c in self.choices)
 
     @property
     def elements(self) -> int:

@@ -2,7 +2,7 @@
 
 Source: `llama_tensor_get_type_impl` and `tensor_type_fallback` in llama.cpp's src/llama-quant.cpp
 (as shipped in llama-cpp-python 0.3.36), so that quality and size can be compared tensor by tensor.
-One difference, on purpose: no rule looks at the architecture's name, so Falcon's own mix is left out.
+One difference, on purpose: no rule looks at the architecture's name: Falcon's own mix is left out.
 """
 
 from __future__ import annotations
@@ -148,11 +148,15 @@ def choose(quantization: Quantization, case: Case, rank: int) -> tuple[str, str,
         return "f32", "never quantised", ""
     base, rules = MIXES[quantization]
     rule = next((r for r in rules if r.applies(case)), Rule("base format", base, lambda _: True))
-    fitting = _fit(rule.format, case.k)
-    if fitting == rule.format:
-        return fitting, rule.why, ""
-    needs = f"{BLOCK[rule.format]}, which {rule.format} needs"
-    return fitting, rule.why, f"K = {case.k} is not a multiple of {needs}"
+    format, misfit = fitting(rule.format, case.k)
+    return format, rule.why, misfit
+
+
+def fitting(format: str, k: int) -> tuple[str, str]:
+    """`format` or what takes its place for rows of k elements, and why ("" if nothing does)."""
+    stored = _fit(format, k)
+    why = f"K = {k} is not a multiple of {BLOCK[format]}, which {format} needs"
+    return stored, why if stored != format else ""
 
 
 def _fit(format: str, k: int) -> str:

@@ -33,6 +33,7 @@ def store(
     *,
     name: str,
     threads: int = 0,
+    importance: npt.NDArray[np.float32] | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Iterator[memoryview]:
     """The bytes of a tensor in rank0.weights, in order, a chunk at a time.
@@ -43,6 +44,8 @@ def store(
         format: storage format; one-dimensional tensors are plain little-endian f32.
         name: for the error message.
         threads: of the quantiser, 0 for one per CPU. The bytes don't depend on it.
+        importance: of the input channels, f32 ``[K]``, ``[E, K]`` for stacked experts; None to
+            quantise without.
         chunk_elements: bound on the elements held as f32.
 
     Raises:
@@ -56,10 +59,11 @@ def store(
         for part in parts:
             for expert in range(part.shape[0]):
                 label = f"{name}[{expert}]"
-                yield from store(part[expert], format, name=label, threads=threads,
+                own = None if importance is None else importance[expert]
+                yield from store(part[expert], format, name=label, threads=threads, importance=own,
                                  chunk_elements=chunk_elements)  # fmt: skip
     else:
-        yield from _store_matrix(parts, format, name, threads, chunk_elements)
+        yield from _store_matrix(parts, format, name, threads, importance, chunk_elements)
 
 
 def _store_vector(parts: Sequence[Tensor], format: str, name: str) -> Iterator[memoryview]:
@@ -73,7 +77,12 @@ def _store_vector(parts: Sequence[Tensor], format: str, name: str) -> Iterator[m
 
 
 def _store_matrix(
-    parts: Sequence[Tensor], format: str, name: str, threads: int, chunk_elements: int
+    parts: Sequence[Tensor],
+    format: str,
+    name: str,
+    threads: int,
+    importance: npt.NDArray[np.float32] | None,
+    chunk_elements: int,
 ) -> Iterator[memoryview]:
     k = int(parts[0].shape[1])
     if any(part.ndim != 2 or part.shape[1] != k for part in parts):
@@ -81,7 +90,7 @@ def _store_matrix(
     step = max(1, chunk_elements // k // ROW_GROUP) * ROW_GROUP
     for first, rows in _row_chunks(parts, step):
         try:
-            blocks = quantize(rows, cast(Format, format), threads)
+            blocks = quantize(rows, cast(Format, format), threads, importance)
         except ValueError:
             _raise_if_unrepresentable(name, rows, first, format)
             raise

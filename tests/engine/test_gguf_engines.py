@@ -98,7 +98,7 @@ def test_engine_to_file_to_engine_changes_no_byte(llama: tuple[Path, Path], tmp_
 
 
 def test_quantising_again_is_said(llama: tuple[Path, Path], tmp_path: Path) -> None:
-    notes = built(llama[1], tmp_path / "engine", "f16", dry_run=True)
+    notes = built(llama[1], tmp_path / "engine", "q6_k", dry_run=True)
     assert [n for n in notes if "quantises them again" in n]
     assert open_source(llama[1]).keeps("auto")
     assert not open_source(MODELS / "tiny-llama").keeps("auto")

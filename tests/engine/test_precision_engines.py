@@ -171,9 +171,11 @@ def test_other_text_by_calibration(tmp_path: Path) -> None:
     assert plain.config is not None
     assert other.config is not None
     assert plain.config.spike.precision != other.config.spike.precision
-    with pytest.raises(SpikeError) as caught:
-        half(LLAMA, tmp_path / "c", "float16", calibration=tmp_path / "missing.txt")
-    assert (caught.value.code, caught.value.exit_code) == ("SPK816", ExitCode.BAD_INPUT)
+    missing = tmp_path / "missing.txt"
+    for dry_run in (False, True):
+        with pytest.raises(SpikeError) as caught:
+            half(LLAMA, tmp_path / "c", "float16", calibration=missing, dry_run=dry_run)
+        assert (caught.value.code, caught.value.exit_code) == ("SPK816", ExitCode.BAD_INPUT)
 
 
 def test_of_a_large_text_only_the_beginning_is_read(tmp_path: Path) -> None:

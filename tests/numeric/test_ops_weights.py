@@ -83,7 +83,7 @@ def test_linear_errors(op_session) -> None:
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"format": "q3_k"}, "unknown format 'q3_k'"),
+        ({"format": "iq3_s"}, "unknown format 'iq3_s'"),
         ({"n": 57}, "has 49152 bytes, a packed f16 matrix"),
         ({"n": -1}, "a f16 matrix can't be"),
         ({"format": "q4_k", "k": 500}, "a q4_k matrix can't be"),

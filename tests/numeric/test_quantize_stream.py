@@ -76,6 +76,17 @@ def test_stacked_experts_are_packed_one_by_one() -> None:
     assert len(joined(x, "q5_0")) == stored_bytes("q5_0", x.shape)
 
 
+def test_importance_of_the_inputs_reaches_every_chunk_and_expert() -> None:
+    x = matrix(3 * 40, 256).reshape(3, 40, 256)
+    counts = np.abs(matrix(3, 256, seed=1))
+    expected = b"".join(
+        pack(quantize(x[i], "q4_k", importance=counts[i]), "q4_k", 40, 256).tobytes()
+        for i in range(3)
+    )
+    assert joined(x, "q4_k", importance=counts, chunk_elements=1) == expected
+    assert joined(x[1], "q4_k", importance=counts[1], chunk_elements=1) != whole(x[1], "q4_k")
+
+
 def test_vectors_are_plain_f32() -> None:
     x = matrix(1, 7)[0]
     assert joined(torch.from_numpy(x).bfloat16(), "f32") == (
@@ -135,7 +146,13 @@ def test_the_bytes_do_not_change_from_release_to_release() -> None:
         "bf16": "26718d131153",
         "q8_0": "24511a4e2881",
         "q5_0": "15a0790213fa",
+        "q5_1": "d6cb037c2f98",
+        "q4_0": "420db31e9404",
+        "q4_1": "af9abcf88919",
+        "q2_k": "0b526d9be136",
+        "q3_k": "419f4692b1ba",
         "q4_k": "03405a88684f",
+        "q5_k": "ea08432b5ef6",
         "q6_k": "51526d0141b9",
     }
 

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiler.quantize": {"compiler.ir", "kernels"},
     "compiler.gguf": {"compiler.ir", "compiler.frontend", "compiler.quantize", "compiler.engine",
                       "kernels"},
+    "compiler.calibrate": {"compiler.ir", "compiler.gguf"},
     "compiler.backends": {"compiler.ir", "compiler.quantize", "kernels"},
     "compiler.engine": {"kernels"},
     "compiler.golden": set(),
@@ -35,8 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"compiler.engine", "kernels"},
     "compiler.assembly": {
         "compiler.ir", "compiler.analysis", "compiler.frontend", "compiler.quantize",
-        "compiler.gguf", "compiler.backends", "compiler.engine", "compiler.golden", "passes",
-        "kernels",
+        "compiler.gguf", "compiler.calibrate", "compiler.backends", "compiler.engine",
+        "compiler.golden", "passes", "kernels",
     },
     "driver": {
         "compiler.ir", "compiler.frontend", "compiler.quantize", "compiler.backends",

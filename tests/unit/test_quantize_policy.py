@@ -110,17 +110,15 @@ def llama_cpp_formats(key: str, quantization: str) -> dict[str, str]:
     return formats
 
 
-@pytest.mark.parametrize("quantization", ["q4_k_m", "q6_k", "q8_0", "f16"])
+@pytest.mark.parametrize(
+    "quantization", ["q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16"]
+)
 @pytest.mark.parametrize("key", [shape.key for shape in SHAPES])
 def test_every_tensor_gets_llama_cpps_format(key: str, quantization: str) -> None:
     theirs = llama_cpp_formats(key, quantization)
     ours = planned(key, quantization).formats
     assert ours.keys() == theirs.keys()
-    # q5_k is the one format of its mixes that we don't have; q5_1 is what it falls back to.
-    substituted = {name: "q6_k" if f == "q5_k" else f for name, f in theirs.items()}
-    assert ours == substituted
-    if "q5_k" in theirs.values():
-        assert key in ("llama-70b", "mixtral-8x7b")
+    assert ours == theirs
 
 
 @pytest.mark.parametrize(
@@ -141,8 +139,8 @@ def test_the_plan_says_why_and_what_did_not_fit() -> None:
     assert choices["blk.0.ffn_down"].fallback == ""
     assert choices["token_embd"].why == "output head, K not in 256s"
     seventy = {c.name: c for c in planned("llama-70b", "q4_k_m").choices}
-    assert seventy["blk.10.attn_v"].format == "q6_k"
-    assert seventy["blk.10.attn_v"].fallback == "q5_k is not in this version"
+    assert seventy["blk.11.attn_v"].format == "q5_k"
+    assert seventy["blk.11.attn_v"].why == "values shared by many heads, 80 layers"
 
 
 def test_report_table_and_bits_per_weight() -> None:
@@ -184,7 +182,8 @@ def test_every_format_fits_its_rows(
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("Q4_K_M", "q4_k_m"), ("q4-k-m", "q4_k_m"), ("q4_k", "q4_k_m"), ("fp16", "f16"),
+    [("Q4_K_M", "q4_k_m"), ("q4-k-m", "q4_k_m"), ("q4_k", "q4_k_m"), ("q5_k", "q5_k_m"),
+     ("Q3_K", "q3_k_m"), ("q2_k", "q2_k"), ("q4_k_s", "q4_k_s"), ("fp16", "f16"),
      ("float16", "f16"), ("bfloat16", "bf16"), ("float32", "f32"), ("none", "bf16"),
      ("q8_0", "q8_0")],
 )  # fmt: skip
@@ -197,7 +196,7 @@ def test_none_keeps_the_dtype() -> None:
     assert Quantization.parse("auto", "torch.float16") is Quantization.F16
 
 
-@pytest.mark.parametrize("name", ["q4_k_s", "q5_k_m", "q3_k_m", "int4_awq", "fp8", "iq4_xs"])
+@pytest.mark.parametrize("name", ["q4_0", "q5_k_s", "q3_k_l", "int4_awq", "fp8", "iq4_xs"])
 def test_known_names_that_are_not_in_this_version(name: str) -> None:
     with pytest.raises(SpikeError, match=r"SPK402.*not in this version") as caught:
         Quantization.parse(name)
@@ -207,7 +206,7 @@ def test_known_names_that_are_not_in_this_version(name: str) -> None:
 def test_unknown_names_get_the_nearest_one() -> None:
     with pytest.raises(SpikeError, match=r"SPK401.*Did you mean q4_k_m\?"):
         Quantization.parse("q4_km")
-    with pytest.raises(SpikeError, match=r"SPK401.*Known: q4_k_m, q6_k, q8_0, f16, bf16, f32"):
+    with pytest.raises(SpikeError, match=r"SPK401.*Known: q2_k, q3_k_m, .*, f16, bf16, f32"):
         Quantization.parse("zzz")
 
 
