@@ -85,7 +85,7 @@ def calibrate(
     Raises SPK1xx and SPK2xx for the checkpoint, SPK410, SPK411, and as `windows_of`.
     """
     progress.phase("checkpoint")
-    checkpoint = Checkpoint.open(model)
+    checkpoint = open_source(model).checkpoint
     for note in checkpoint.notes:
         progress.note(note)
     longest = sequence_limit(BuildRequest(model, model), checkpoint)
