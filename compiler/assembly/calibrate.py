@@ -22,6 +22,7 @@ from .calibration import text_of
 from .progress import Progress
 from .request import BuildRequest
 from .settings import sequence_limit, text_config
+from .source import open_source
 
 __all__ = ["Importance", "calibrate", "read_imatrix", "reference_graph", "write_imatrix"]
 
