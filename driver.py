@@ -124,8 +124,9 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     _check_chat_template(checkpoint.path)
     stored = next(iter(checkpoint.parameters.values())).dtype
     dtype = str(stored).removeprefix("torch.") if request.dtype == "auto" else request.dtype
-    quantization = Quantization.parse(request.quantization, dtype)
+    chosen = Quantization.parse(request.quantization, dtype)
     keeps = source.keeps(request.quantization)
+    quantization = source.own if keeps and source.own else chosen
     if source.quantised and not keeps and quantization not in FLOAT_NAMES:
         tell.note(requantised(source.quantised, quantization))
     longest = sequence_limit(request, checkpoint)

@@ -13,6 +13,7 @@ from .terminal import Terminal
 
 if TYPE_CHECKING:
     from ..compiler.engine import EngineConfig
+    from ..compiler.frontend.checkpoint import Checkpoint
     from ..compiler.golden import Prompt, Thresholds
 
 FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -30,9 +31,9 @@ def record(
     from ..compiler.golden import record as run
 
     source = open_source(checkpoint).checkpoint
-    prompts = _prompts(checkpoint, texts, greedy)
+    prompts = _prompts(source, texts, greedy)
     terminal.say(f"running {checkpoint} in float32 over {len(prompts)} prompts")
-    made = run(checkpoint, prompts, output.stem, rebuilt=rebuilt(source))
+    made = run(source.path, prompts, output.stem, rebuilt=rebuilt(source))
     path = made.save(output.parent)
     positions = sum(len(p.sequence) - p.first for p in made.prompts)
     text = f"{path}: {len(made.prompts)} prompts, {positions} positions"
@@ -40,13 +41,13 @@ def record(
     terminal.answer(text, data)
 
 
-def _prompts(checkpoint: Path, texts: Sequence[str], greedy: int) -> list[Prompt]:
+def _prompts(source: Checkpoint, texts: Sequence[str], greedy: int) -> list[Prompt]:
     """The given texts, or the first paragraphs of our prose; random ids without a tokenizer."""
     from ..compiler.golden import Prompt
     from ..compiler.golden.gate import PROSE
     from ..compiler.golden.record import random_tokens
 
-    if (checkpoint / "tokenizer.json").is_file():
+    if (source.path / "tokenizer.json").is_file():
         prose = PROSE.read_text(encoding="utf-8").split("\n\n")
         chosen = list(texts) or [p.strip() for p in prose if p.strip()][:DEFAULT_PROMPTS]
         return [Prompt(f"p{i}", text=text, greedy=greedy) for i, text in enumerate(chosen)]
@@ -54,18 +55,12 @@ def _prompts(checkpoint: Path, texts: Sequence[str], greedy: int) -> list[Prompt
         raise SpikeError(
             "SPK547",
             "golden",
-            f"{checkpoint} has no tokenizer.json, so a text can't be recorded.",
+            f"{source.path} has no tokenizer.json, so a text can't be recorded.",
             "Leave --prompt out: then fixed random ids are used.",
         )
-    width = _vocabulary(checkpoint)
+    width = int(source.config.get_text_config().vocab_size)
     ids = [random_tokens(width, 48, f"p{i}") for i in range(2)]
     return [Prompt(f"p{i}", tokens=tokens, greedy=16) for i, tokens in enumerate(ids)]
-
-
-def _vocabulary(checkpoint: Path) -> int:
-    from ..compiler.frontend.checkpoint import Checkpoint
-
-    return int(Checkpoint.open(checkpoint).config.get_text_config().vocab_size)
 
 
 def check(engine_path: Path, golden: str, limits: Mapping[str, float], terminal: Terminal) -> int:

@@ -24,12 +24,13 @@ class BuildRequest:
     """One build.
 
     Args:
-        model: checkpoint directory.
+        model: checkpoint directory, or a GGUF file.
         output_dir: engine directory to publish.
         model_type: the checkpoint's type if config.json does not state it.
         dtype: storage of unquantised matrices; ``auto`` is the checkpoint's. ``float16`` and
             ``bfloat16`` also round every value to it for which that is safe (assign-precision).
-        quantization: ``q4_k_m`` and so on; ``none`` keeps matrices in `dtype`.
+        quantization: ``q4_k_m`` and so on; ``none`` keeps matrices in `dtype`, and those of a
+            source that is quantised already in their own formats.
         enable_streaming: flat tokens over a paged cache, instead of batch, sequence and past.
         max_num_tokens: tokens of one step.
         max_batch_size: sequences of one step.
