@@ -82,9 +82,7 @@ def windows(checkpoint: Path, limit: int) -> list[list[int]]:
     return [lead + plain[start : start + size] for start in starts][:limit]
 
 
-def accuracy(
-    engines: Mapping[str, SpikeEngine], texts: list[list[int]]
-) -> dict[str, Row]:
+def accuracy(engines: Mapping[str, SpikeEngine], texts: list[list[int]]) -> dict[str, Row]:
     """Each format against the base, pooled over all windows."""
     kl: dict[str, list[NDArray[np.float64]]] = {name: [] for name in engines}
     same: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in engines}
