@@ -21,11 +21,11 @@ import numpy as np
 from accuracy import HELD_OUT
 from numpy.typing import NDArray
 from spikeinfer import SpikeEngine
+from spikeinfer.compiler.engine.cache import token_bytes
 from spikeinfer.compiler.engine.directory import EngineDirectory
 from spikeinfer.compiler.golden.metrics import row_metrics
 from spikeinfer.compiler.golden.record import tokenize
 from spikeinfer.driver import BuildRequest, build
-from spikeinfer.runtime.kv_pool import token_bytes
 
 CONTEXT = 1000
 BASE = "f16"
