@@ -173,19 +173,22 @@ class Attention {
     const bool all = together && short_run(b);
     for (int64_t h = 0; h < (all ? 1 : spec_.kv_heads); ++h)
       for (int64_t t = 0, count; t < new_tokens(b); t += count) {
-        count = std::min(tokens_per_item(), same_group(b, t));
+        count = item_tokens(b, t);
         items_.push_back(make_item(b, t, count));
         items_.back().kv_head = h;
         items_.back().kv_heads = all ? spec_.kv_heads : 1;
       }
   }
 
-  /// How many new tokens from `from` on read the same keys coded.
-  int64_t same_group(int64_t b, int64_t from) const {
-    const int64_t left = new_tokens(b) - from;
-    if (!recent_) return left;
+  /// Tokens of the item that begins with new token `from`. All of them must read the same keys
+  /// coded, so int4's items end where groups do; what is left of a group is shared out evenly.
+  int64_t item_tokens(int64_t b, int64_t from) const {
+    const int64_t left = new_tokens(b) - from, most = tokens_per_item();
+    if (!recent_) return std::min(most, left);
     const int64_t position = step_.kv_lens[b] - left;
-    return std::min(left, kv_group_tokens - position % kv_group_tokens);
+    const int64_t run = std::min(left, kv_group_tokens - position % kv_group_tokens);
+    const int64_t items = (run + most - 1) / most;
+    return (run + items - 1) / items;
   }
 
   /// New tokens [from, from + tokens) of sequence b.

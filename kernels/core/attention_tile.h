@@ -84,8 +84,8 @@ struct Ahead {
 
 /// s[r][j] = q[r] . keys[j] for R rows and `count` keys (a multiple of 4).
 template <class V, int R, class Keys>
-void scores(const float* q, int64_t q_stride, const Keys& keys, int64_t count, int64_t dim,
-            float* s, const Ahead& ahead) {
+void scores(const float* q, int64_t q_stride, Keys keys, int64_t count, int64_t dim, float* s,
+            Ahead ahead) {
   using F = typename V::F;
   const int64_t chunks = dim / V::width, rest = dim % V::width;
   for (int64_t j = 0; j < count; j += 4) {
@@ -114,7 +114,7 @@ void scores(const float* q, int64_t q_stride, const Keys& keys, int64_t count, i
 }
 
 template <class V, class Keys>
-void all_scores(const QueryRows& q, const Keys& keys, int64_t count, int64_t dim, float* s,
+void all_scores(const QueryRows& q, Keys keys, int64_t count, int64_t dim, float* s,
                 Ahead ahead = {}) {
   for (int64_t r = 0; r < q.rows; r += 4, ahead = {}) {
     const float* from = q.q + r * q.key_stride;
@@ -195,7 +195,7 @@ struct Tile {
 /// Copies keys or values to fp32 scratch, so that many query rows share one conversion; puts the
 /// copies' addresses in place of theirs.
 template <class V, class Rows>
-void expand(const Rows& rows, const uint8_t** at, int64_t count, int64_t dim, float* out,
+void expand(Rows rows, const uint8_t** at, int64_t count, int64_t dim, float* out,
             int64_t stride) {
   const int64_t chunks = dim / V::width, rest = dim % V::width;
   for (int64_t j = 0; j < count; ++j, out += stride) {
