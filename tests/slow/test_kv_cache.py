@@ -48,6 +48,5 @@ def test_quantised_caches_stay_within_their_limits(
     rows = benchmark.accuracy(engines, benchmark.windows(MODELS / name, 1))
     for kv_format, limit in LIMITS.items():
         assert 0 < rows[kv_format].mean_kl <= limit
-    assert rows["f16"].mean_kl == 0
     for engine in engines.values():
         engine.close()
