@@ -402,7 +402,7 @@ std::string sequence_fault(const AttentionSpec& spec, const KvPool& pool, const 
     if (i >= lead && i < seen) continue;  // left of the window
     if (std::string fault = entry_fault(pool, step, b, i); !fault.empty()) return name + fault;
   }
-  return lead > 0 ? slots_fault(pool, step, b, lead) : "";
+  return {};
 }
 
 }  // namespace
@@ -420,6 +420,9 @@ std::string attention_fault(const AttentionSpec& spec, const KvPool& pool,
     if (step.slots[t] >= slots)
       return "token " + number(t) + ": slot " + number(step.slots[t]) + ", the pool has " +
              number(slots);
+  const int64_t lead = kv_recent_blocks(spec.format, pool.block_size);
+  for (int64_t b = 0; lead > 0 && b < step.sequences; ++b)
+    if (std::string fault = slots_fault(pool, step, b, lead); !fault.empty()) return fault;
   return {};
 }
 
