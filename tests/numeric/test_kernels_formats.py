@@ -55,9 +55,7 @@ def assert_as_ggufs(rows: np.ndarray, fmt: Format, k: int) -> None:
         expected = quants.dequantize(rows, GGUF_TYPES[fmt]).reshape(len(rows), k)
     found = kernels.dequantize(rows, fmt, k)
     numbers = ~(np.isnan(found) & np.isnan(expected))  # bits, as zeros have a sign; NaN is NaN
-    np.testing.assert_array_equal(
-        found.view(np.uint32)[numbers], expected.view(np.uint32)[numbers]
-    )
+    np.testing.assert_array_equal(found.view(np.uint32)[numbers], expected.view(np.uint32)[numbers])
 
 
 @pytest.mark.parametrize("fmt", GGUF_TYPES)
