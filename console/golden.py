@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..compiler.golden import Prompt, Thresholds
 
 FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-CACHES = {"f16": "float16", "int8": "q8_0", "int4": "q4_k_m"}
-"""A narrower cache may cost as much as weights of this format."""
 DEFAULT_PROMPTS = 6
 
 
@@ -98,7 +96,7 @@ def check(engine_path: Path, golden: str, limits: Mapping[str, float], terminal:
 
 def engine_limits(config: EngineConfig) -> Thresholds:
     """Limits for an engine's formats: the looser of weights and cache."""
-    from ..compiler.golden import thresholds_for
+    from ..compiler.golden import CACHES, thresholds_for
 
     made = config.pretrained_config.quantization
     algorithm = FLOATS.get(made.quant_algo, made.quant_algo)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from spikeinfer import SpikeEngine, kernels
+from spikeinfer import SpikeEngine
 from spikeinfer.compiler.assembly.progress import Progress
 from spikeinfer.compiler.assembly.source import rebuilt
 from spikeinfer.compiler.frontend.checkpoint import Checkpoint
@@ -36,8 +36,6 @@ ROUNDED_ACTIVATIONS = 0.05
 """Of the logits' spread; int8 per 32 is half a per cent per product, and there are fourteen."""
 IDS = [5, 17, 90, 3, 42, 42, 8, 61, 77, 12]
 
-SYMMETRIC = "q4_0" if "q4_0" in kernels.FORMATS else "q5_0"
-
 FORMATS: dict[str, tuple[packers.Writer, dict[str, Any], set[str]]] = {
     "gptq asymmetric": (
         packers.gptq(sym=False, group=128),
@@ -51,7 +49,7 @@ FORMATS: dict[str, tuple[packers.Writer, dict[str, Any], set[str]]] = {
     ),
     "gptq 8 bits": (packers.gptq(8), packers.gptq_settings(8), {"q8_0"}),
     "awq": (packers.awq(), packers.awq_settings(), {"q5_0"}),
-    "compressed": (packers.pack_quantized(), packers.compressed_settings(), {SYMMETRIC}),
+    "compressed": (packers.pack_quantized(), packers.compressed_settings(), {"q4_0"}),
     "fp8": (packers.float8((96, 80)), packers.fp8_settings((96, 80)), {"f32"}),
     "fp8 with powers of two": (
         packers.float8((1, 32), dtype=torch.uint8),
