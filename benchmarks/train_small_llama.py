@@ -1,15 +1,15 @@
 """Trains a llama of 6 million parameters on documentation, for judging quantisers.
 
-    python benchmarks/train_small_llama.py [--out .cache/models/small-llama] [--minutes 0]
+    python benchmarks/train_small_llama.py [--out .cache/models/small-llama] [--threads 2]
 
-Downloaded checkpoints came off some quantisation grid (docs: benchmarks/README of models.py), so
-returning to it ranks nothing; these weights were never quantised. The text is what every machine of
+The downloaded checkpoints came off some quantisation grid, and returning to it ranks nothing; these
+weights were never quantised. The text is what every machine of
 ours has: docstrings of Python's library, numpy and torch. `pydoc_data.topics` (Python's
 language reference) is left out, so that it can be calibration text. Hidden size 256, so that q4_k
 and q6_k fit. Byte-level BPE of 4096 tokens, trained on the same text.
 
 The same seed, versions and machine give the same weights; other CPUs round differently. About
-25 minutes on two free cores.
+ten minutes of one core.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 4096
 SPECIAL = ["<|bos|>", "<|eos|>"]
-SEQUENCE, BATCH, STEPS, WARM_UP = 256, 8, 3000, 100
+SEQUENCE, BATCH, STEPS, WARM_UP = 512, 2, 1300, 60
 PEAK_RATE = 3e-3
 SHORTEST = 120
 """Characters of a docstring worth reading."""
@@ -120,7 +120,7 @@ def rate(step: int) -> float:
 
 
 def train(model: LlamaForCausalLM, stream: torch.Tensor) -> None:
-    """AdamW on random windows of the stream; prints the loss of the last hundred steps."""
+    """AdamW on random windows of the stream; prints the loss of the last fifty steps."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -137,10 +137,10 @@ def train(model: LlamaForCausalLM, stream: torch.Tensor) -> None:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        total += float(loss)
-        if step % 100 == 0:
+        total += loss.item()
+        if step % 50 == 0:
             spent = time.monotonic() - start
-            print(f"step {step} of {STEPS}: loss {total / 100:.3f}, {spent:.0f} s", flush=True)
+            print(f"step {step} of {STEPS}: loss {total / 50:.3f}, {spent:.0f} s", flush=True)
             total = 0.0
 
 

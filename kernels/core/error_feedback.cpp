@@ -1,0 +1,245 @@
+// Error feedback. With e = w - q of one row and H = R R^T, R upper triangular, the squared error is
+//
+//     e H e^T = sum over j of y_j^2,   y_j = sum over i <= j of e_i R_ij,
+//
+// so that q_j is best chosen as the grid's value nearest to w_j + carried_j / R_jj, where carried_j
+// are the terms of y_j with i < j. One task quantises sixteen rows, one per lane.
+#include "core/error_feedback.h"
+
+#include <memory>
+#include <vector>
+
+#include "core/lane_grid.h"
+
+namespace spike {
+namespace {
+
+constexpr int kPanel = 64;  // rows of the factor that stay in the cache for all columns of a block
+constexpr int kGroup = 8;   // columns summed in registers
+
+/// R, row-major [k, k].
+struct Factor {
+  const float* data;
+  int64_t k;
+  const float* row(int64_t i) const { return data + i * k; }
+};
+
+/// to[j] += sum of error[i] * R[i, begin + j] over first <= i < last, for j < count.
+void carry(const Factor& factor, const Rows* error, int64_t first, int64_t last, int64_t begin,
+           int count, Rows* to) {
+  for (int64_t panel = first; panel < last; panel += kPanel) {
+    const int64_t end = std::min<int64_t>(last, panel + kPanel);
+    for (int j = 0; j < count; j += kGroup) {
+      Rows sum[kGroup];
+      for (int c = 0; c < kGroup; ++c) sum[c] = to[j + c];
+      for (int64_t i = panel; i < end; ++i) {
+        const float* r = factor.row(i) + begin + j;
+        for (int c = 0; c < kGroup; ++c) sum[c] += error[i] * r[c];
+      }
+      for (int c = 0; c < kGroup; ++c) to[j + c] = sum[c];
+    }
+  }
+}
+
+/// The part of R that belongs to one sub-block.
+struct Corner {
+  int size;
+  float r[kLongestSub][kLongestSub];
+  float inverse[kLongestSub];  ///< 1 / r[j][j]
+  float weight[kLongestSub];   ///< r[j][j]^2: what the squared error of column j counts
+
+  Corner(const Factor& factor, int64_t begin, int size) : size(size) {
+    for (int i = 0; i < size; ++i)
+      for (int j = 0; j < size; ++j) r[i][j] = factor.row(begin + i)[begin + j];
+    for (int j = 0; j < size; ++j) {
+      inverse[j] = 1 / r[j][j];
+      weight[j] = r[j][j] * r[j][j];
+    }
+  }
+};
+
+/// One sub-block of sixteen rows: its weights, and what the errors before it ask of it.
+struct SubBlock {
+  const GridShape& shape;
+  const Corner& corner;
+  const Rows* w;
+  const Rows* carried;
+};
+
+/// Rounds onto a grid with feedback inside of the sub-block; returns the sum of y_j^2 over it.
+Rows round_with_feedback(const SubBlock& sub, Affine grid, Rows* codes, Rows* error) {
+  const int size = sub.corner.size;
+  Rows y[kLongestSub], cost{};
+  for (int j = 0; j < size; ++j) y[j] = sub.carried[j];
+  const Rows inverse = inverse_or_zero(grid.scale);
+  for (int j = 0; j < size; ++j) {
+    const Rows wanted = sub.w[j] + y[j] * sub.corner.inverse[j];
+    codes[j] = code_of(sub.shape, wanted, inverse, grid.min);
+    error[j] = sub.w[j] - (grid.scale * codes[j] - grid.min);
+    y[j] += error[j] * sub.corner.r[j][j];
+    cost += y[j] * y[j];
+    for (int l = j + 1; l < size; ++l) y[l] += error[j] * sub.corner.r[j][l];
+  }
+  return cost;
+}
+
+/// The best of several grids for a sub-block, lane by lane.
+struct Choice {
+  Affine grid{};    ///< as given to `consider`
+  Rows cost{};
+  bool any = false;
+
+  /// `tag` is what is kept, `actual` the scale and min it stands for.
+  void consider(const SubBlock& sub, Affine tag, Affine actual) {
+    Rows codes[kLongestSub], error[kLongestSub];
+    const Rows left = round_with_feedback(sub, actual, codes, error);
+    const auto better = any ? left < cost : left == left;
+    cost = better ? left : cost;
+    grid.scale = better ? tag.scale : grid.scale;
+    grid.min = better ? tag.min : grid.min;
+    any = true;
+  }
+};
+
+/// Stored scale and min of sub-block s of a super-block: those that leave the least error among the
+/// first guess and the neighbours of what suits the sub-block now.
+void choose_stored(const SubBlock& sub, LaneGrid& grid, int s) {
+  const GridShape& shape = sub.shape;
+  Choice choice;
+  const auto consider = [&](Rows scale, Rows min) {
+    choice.consider(sub, {scale, min}, {grid.d * scale, grid.dmin * min});
+  };
+  consider(grid.scale[s], grid.min[s]);
+  Rows x[kLongestSub];
+  for (int i = 0; i < shape.sub; ++i) x[i] = sub.w[i] + sub.carried[i] * sub.corner.inverse[i];
+  const Affine near = round_sub(shape, grid, fit_sub(shape, x, sub.corner.weight));
+  const int reach = shape.has_min ? 1 : 0;
+  for (int a = -1; a <= 1; ++a)
+    for (int b = -reach; b <= reach; ++b)
+      consider(clamp<Rows>(near.scale + static_cast<float>(a), shape.least, shape.most),
+               clamp<Rows>(near.min + static_cast<float>(b), 0, shape.most));
+  grid.scale[s] = choice.grid.scale;
+  grid.min[s] = choice.grid.min;
+}
+
+/// d of a block of 32 values: the one that leaves the least error among the fitted one's neighbours.
+void choose_own(const SubBlock& sub, LaneGrid& grid) {
+  constexpr float kFactors[] = {1, 0.88f, 0.92f, 0.95f, 0.975f, 1.025f, 1.05f, 1.09f};
+  Choice choice;
+  for (const float factor : kFactors) {
+    Affine candidate{grid.d * factor, grid.dmin};
+    round_to_half(candidate.scale);
+    choice.consider(sub, candidate, candidate);
+  }
+  grid.d = choice.grid.scale;
+}
+
+/// Sixteen rows on their way; `w` and `error` are [k].
+struct Tile {
+  const Factor& factor;
+  const Rows* w;
+  Rows* error;
+  Rows cost;
+};
+
+/// Quantises columns [begin, begin + elements) of sixteen rows: their grids and codes [elements].
+SPIKE_EVERY_TIER void feed_block(const GridShape& shape, Tile& tile, int64_t begin, LaneGrid& grid,
+                                 Rows* codes) {
+  Rows carried[kLongestBlock], x[kLongestBlock];
+  float weight[kLongestBlock];
+  for (int i = 0; i < shape.elements; ++i) carried[i] = Rows{};
+  carry(tile.factor, tile.error, 0, begin, begin, shape.elements, carried);
+  for (int i = 0; i < shape.elements; ++i) {
+    const float r = tile.factor.row(begin + i)[begin + i];
+    x[i] = tile.w[begin + i] + carried[i] * (1 / r);
+    weight[i] = r * r;
+  }
+  fit_grid(shape, x, weight, grid);
+  for (int s = 0; s < shape.subs(); ++s) {
+    const int offset = shape.sub * s, done = offset + shape.sub;
+    const int64_t at = begin + offset;
+    const Corner corner(tile.factor, at, shape.sub);
+    const SubBlock sub{shape, corner, tile.w + at, carried + offset};
+    if (shape.is_super())
+      choose_stored(sub, grid, s);
+    else
+      choose_own(sub, grid);
+    const Affine chosen{grid.d * grid.scale[s], grid.dmin * grid.min[s]};
+    tile.cost += round_with_feedback(sub, chosen, codes + offset, tile.error + at);
+    carry(tile.factor, tile.error, at, at + shape.sub, begin + done, shape.elements - done,
+          carried + done);
+  }
+}
+
+/// Sum of y_j^2 for errors that are known already.
+SPIKE_EVERY_TIER void add_cost(const Factor& factor, const Rows* error, Rows& cost) {
+  constexpr int kColumns = 32;
+  for (int64_t begin = 0; begin < factor.k; begin += kColumns) {
+    Rows y[kColumns]{};
+    carry(factor, error, 0, begin, begin, kColumns, y);
+    for (int j = 0; j < kColumns; ++j) {
+      for (int i = 0; i <= j; ++i) y[j] += error[begin + i] * factor.row(begin + i)[begin + j];
+      cost += y[j] * y[j];
+    }
+  }
+}
+
+/// values[i][r] = x[r, i] for up to sixteen rows; zeros for the rest.
+void load_rows(const float* x, int64_t rows, int64_t k, Rows* values) {
+  for (int64_t i = 0; i < k; ++i) {
+    values[i] = Rows{};
+    for (int64_t r = 0; r < rows; ++r) values[i][r] = x[r * k + i];
+  }
+}
+
+/// Feedback for up to sixteen rows.
+template <class B>
+void feed_rows(Tile& tile, int64_t count, uint8_t* rows, size_t stride) {
+  for (int64_t begin = 0; begin < tile.factor.k; begin += B::kElements) {
+    LaneGrid grid;
+    Rows codes[B::kElements];
+    feed_block(kShape<B>, tile, begin, grid, codes);
+    const size_t at = static_cast<size_t>(begin / B::kElements) * sizeof(B);
+    for (int r = 0; r < count; ++r) {
+      const B block = block_of<B>(grid, codes, r);
+      std::memcpy(rows + static_cast<size_t>(r) * stride + at, &block, sizeof(B));
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<Unrepresentable> quantize_with_feedback(const Parallel& parallel, Format format,
+                                                      const float* x, const float* factor,
+                                                      int64_t n, int64_t k, uint8_t* rows,
+                                                      RowError* error) {
+  if (auto bad = quantize(parallel, format, x, n, k, nullptr, rows)) return bad;
+  const size_t stride = row_bytes(format, k);
+  const Factor r{factor, k};
+  parallel((n + kTileLanes - 1) / kTileLanes, [&](int64_t task) {
+    const int64_t first = task * kTileLanes, count = std::min<int64_t>(kTileLanes, n - first);
+    const auto w = std::make_unique<Rows[]>(static_cast<size_t>(k));
+    const auto e = std::make_unique<Rows[]>(static_cast<size_t>(k));
+    std::vector<float> plain(static_cast<size_t>(count * k));
+    uint8_t* out = rows + static_cast<size_t>(first) * stride;
+    dequantize(Parallel{}, format, out, count, k, plain.data());
+    load_rows(x + first * k, count, k, w.get());
+    load_rows(plain.data(), count, k, e.get());
+    for (int64_t i = 0; i < k; ++i) e[i] = w[i] - e[i];
+    Rows plain_cost{};
+    add_cost(r, e.get(), plain_cost);
+    std::vector<uint8_t> fed(static_cast<size_t>(count) * stride);
+    Tile tile{r, w.get(), e.get(), Rows{}};
+    with_block(format, [&]<class B>(B) { feed_rows<B>(tile, count, fed.data(), stride); });
+    for (int64_t row = 0; row < count; ++row) {
+      const bool better = tile.cost[row] < plain_cost[row];
+      error[first + row] = {plain_cost[row], better ? tile.cost[row] : plain_cost[row]};
+      if (better)
+        std::memcpy(out + static_cast<size_t>(row) * stride,
+                    fed.data() + static_cast<size_t>(row) * stride, stride);
+    }
+  });
+  return std::nullopt;
+}
+
+}  // namespace spike
