@@ -3,7 +3,7 @@
 //     e H e^T = sum over j of y_j^2,   y_j = sum over i <= j of e_i R_ij,
 //
 // so that q_j is best chosen as the grid's value nearest to w_j + carried_j / R_jj, where carried_j
-// are the terms of y_j with i < j. One task quantises sixteen rows, one per lane.
+// are the terms of y_j with i < j. One task quantises kLanes rows, one per lane.
 #include "core/error_feedback.h"
 
 #include <memory>
@@ -58,7 +58,7 @@ struct Corner {
   }
 };
 
-/// One sub-block of sixteen rows: its weights, and what the errors before it ask of it.
+/// One sub-block of each row: its weights, and what the errors before it ask of it.
 struct SubBlock {
   const GridShape& shape;
   const Corner& corner;
@@ -134,7 +134,7 @@ void choose_own(const SubBlock& sub, LaneGrid& grid) {
   grid.d = choice.grid.scale;
 }
 
-/// Sixteen rows on their way; `w` and `error` are [k].
+/// The rows of a task on their way; `w` and `error` are [k].
 struct Tile {
   const Factor& factor;
   const Rows* w;
@@ -142,7 +142,7 @@ struct Tile {
   Rows cost;
 };
 
-/// Quantises columns [begin, begin + elements) of sixteen rows: their grids and codes [elements].
+/// Quantises columns [begin, begin + elements) of all rows: their grids and codes [elements].
 SPIKE_EVERY_TIER void feed_block(const GridShape& shape, Tile& tile, int64_t begin, LaneGrid& grid,
                                  Rows* codes) {
   Rows carried[kLongestBlock], x[kLongestBlock];
@@ -184,7 +184,7 @@ SPIKE_EVERY_TIER void add_cost(const Factor& factor, const Rows* error, Rows& co
   }
 }
 
-/// values[i][r] = x[r, i] for up to sixteen rows; zeros for the rest.
+/// values[i][r] = x[r, i] for up to kLanes rows; zeros for the rest.
 void load_rows(const float* x, int64_t rows, int64_t k, Rows* values) {
   for (int64_t i = 0; i < k; ++i) {
     values[i] = Rows{};
@@ -192,7 +192,7 @@ void load_rows(const float* x, int64_t rows, int64_t k, Rows* values) {
   }
 }
 
-/// Feedback for up to sixteen rows.
+/// Feedback for up to kLanes rows.
 template <class B>
 void feed_rows(Tile& tile, int64_t count, uint8_t* rows, size_t stride) {
   for (int64_t begin = 0; begin < tile.factor.k; begin += B::kElements) {
@@ -207,6 +207,68 @@ void feed_rows(Tile& tile, int64_t count, uint8_t* rows, size_t stride) {
   }
 }
 
+/// Diagonal of H = R R^T: the importance of each input channel.
+std::vector<float> importances(const Factor& factor) {
+  std::vector<float> diagonal(static_cast<size_t>(factor.k));
+  for (int64_t i = 0; i < factor.k; ++i) {
+    double sum = 0;
+    for (int64_t j = i; j < factor.k; ++j) sum += double{factor.row(i)[j]} * factor.row(i)[j];
+    diagonal[static_cast<size_t>(i)] = static_cast<float>(sum);
+  }
+  return diagonal;
+}
+
+/// Up to kLanes rows, quantised in three ways, of which the best is kept.
+class TileTask {
+ public:
+  TileTask(const Factor& factor, Format format, const float* x, int64_t count)
+      : factor_(factor), format_(format), x_(x), count_(count),
+        stride_(row_bytes(format, factor.k)), w_(std::make_unique<Rows[]>(size(factor.k))),
+        error_(std::make_unique<Rows[]>(size(factor.k))), values_(size(count * factor.k)) {
+    load_rows(x, count, factor.k, w_.get());
+  }
+
+  /// Replaces plainly quantised rows by better ones; tells the errors.
+  void run(const float* importance, uint8_t* rows, RowError* error) {
+    std::vector<uint8_t> trial(size(count_) * stride_);
+    const Rows plain = cost_of(rows);
+    quantize(Parallel{}, format_, x_, count_, factor_.k, importance, trial.data());
+    const Rows weighted = cost_of(trial.data());
+    for (int r = 0; r < count_; ++r)
+      if (weighted[r] < plain[r]) copy_row(trial.data(), r, rows);
+    Tile tile{factor_, w_.get(), error_.get(), Rows{}};
+    with_block(format_, [&]<class B>(B) { feed_rows<B>(tile, count_, trial.data(), stride_); });
+    for (int r = 0; r < count_; ++r) {
+      error[r] = {plain[r], weighted[r], tile.cost[r]};
+      if (tile.cost[r] < std::min(plain[r], weighted[r])) copy_row(trial.data(), r, rows);
+    }
+  }
+
+ private:
+  static size_t size(int64_t n) { return static_cast<size_t>(n); }
+
+  Rows cost_of(const uint8_t* rows) {
+    dequantize(Parallel{}, format_, rows, count_, factor_.k, values_.data());
+    load_rows(values_.data(), count_, factor_.k, error_.get());
+    for (int64_t i = 0; i < factor_.k; ++i) error_[size(i)] = w_[size(i)] - error_[size(i)];
+    Rows cost{};
+    add_cost(factor_, error_.get(), cost);
+    return cost;
+  }
+
+  void copy_row(const uint8_t* from, int row, uint8_t* to) const {
+    std::memcpy(to + size(row) * stride_, from + size(row) * stride_, stride_);
+  }
+
+  const Factor& factor_;
+  Format format_;
+  const float* x_;
+  int64_t count_;
+  size_t stride_;
+  std::unique_ptr<Rows[]> w_, error_;
+  std::vector<float> values_;
+};
+
 }  // namespace
 
 std::optional<Unrepresentable> quantize_with_feedback(const Parallel& parallel, Format format,
@@ -214,30 +276,13 @@ std::optional<Unrepresentable> quantize_with_feedback(const Parallel& parallel, 
                                                       int64_t n, int64_t k, uint8_t* rows,
                                                       RowError* error) {
   if (auto bad = quantize(parallel, format, x, n, k, nullptr, rows)) return bad;
-  const size_t stride = row_bytes(format, k);
   const Factor r{factor, k};
-  parallel((n + kTileLanes - 1) / kTileLanes, [&](int64_t task) {
-    const int64_t first = task * kTileLanes, count = std::min<int64_t>(kTileLanes, n - first);
-    const auto w = std::make_unique<Rows[]>(static_cast<size_t>(k));
-    const auto e = std::make_unique<Rows[]>(static_cast<size_t>(k));
-    std::vector<float> plain(static_cast<size_t>(count * k));
-    uint8_t* out = rows + static_cast<size_t>(first) * stride;
-    dequantize(Parallel{}, format, out, count, k, plain.data());
-    load_rows(x + first * k, count, k, w.get());
-    load_rows(plain.data(), count, k, e.get());
-    for (int64_t i = 0; i < k; ++i) e[i] = w[i] - e[i];
-    Rows plain_cost{};
-    add_cost(r, e.get(), plain_cost);
-    std::vector<uint8_t> fed(static_cast<size_t>(count) * stride);
-    Tile tile{r, w.get(), e.get(), Rows{}};
-    with_block(format, [&]<class B>(B) { feed_rows<B>(tile, count, fed.data(), stride); });
-    for (int64_t row = 0; row < count; ++row) {
-      const bool better = tile.cost[row] < plain_cost[row];
-      error[first + row] = {plain_cost[row], better ? tile.cost[row] : plain_cost[row]};
-      if (better)
-        std::memcpy(out + static_cast<size_t>(row) * stride,
-                    fed.data() + static_cast<size_t>(row) * stride, stride);
-    }
+  const std::vector<float> importance = importances(r);
+  const size_t stride = row_bytes(format, k);
+  parallel((n + kLanes - 1) / kLanes, [&](int64_t task) {
+    const int64_t first = task * kLanes;
+    TileTask tile(r, format, x + first * k, std::min<int64_t>(kLanes, n - first));
+    tile.run(importance.data(), rows + static_cast<size_t>(first) * stride, error + first);
   });
   return std::nullopt;
 }

@@ -11,10 +11,12 @@
 
 namespace spike {
 
-/// Squared error of one row, (w - q) H (w - q)^T: of the plain quantiser, and of what was kept.
+/// Squared error of one row, (w - q) H (w - q)^T, by how it was quantised: as `quantize` does without
+/// and with importances (the diagonal of H), and with feedback.
 struct RowError {
-  double plain;
-  double kept;
+  float plain;
+  float weighted;
+  float feedback;
 };
 
 /// x [n, k] -> rows [n, row_bytes] and error [n]; k is a multiple of the block.
@@ -22,9 +24,9 @@ struct RowError {
 /// factor: upper triangular [k, k] with H = factor * factor^T, positive on its diagonal; H holds the
 /// second moments of the inputs. Column after column, a value is rounded after what the errors before
 /// it ask of it is added; scales are chosen among neighbours by the error they leave, not by nearness
-/// to the weights. A row that comes out no better than from `quantize` keeps the latter's bytes.
-/// The same bytes for any number of threads. Returns the first value that cannot be stored, and then
-/// leaves `rows` unspecified.
+/// to the weights. Of each row, the bytes with the least of its three errors are kept, the first of
+/// equals. The same bytes for any number of threads. Returns the first value that cannot be stored,
+/// and then leaves `rows` unspecified.
 std::optional<Unrepresentable> quantize_with_feedback(const Parallel& parallel, Format format,
                                                       const float* x, const float* factor,
                                                       int64_t n, int64_t k, uint8_t* rows,

@@ -1,4 +1,4 @@
-// The grid of one block of sixteen rows at once, one row per lane: scales fitted to weighted values,
+// The grid of one block of several rows at once, one row per lane: scales fitted to weighted values,
 // and the block's bytes. Formats differ in a few numbers only, so that one code serves them all;
 // block_codec.h has the same of a single block.
 #pragma once
@@ -12,8 +12,7 @@
 namespace spike {
 namespace {
 
-constexpr int kTileLanes = 16;
-using Rows = Lanes<kTileLanes>;
+using Rows = Lanes;
 constexpr int kLongestSub = 32, kMostSubs = 16, kLongestBlock = 256;
 
 /// What a format's grids have in common. Values are scale * code - min; scale and min of a sub-block
@@ -57,7 +56,7 @@ struct Affine {
 
 /// Every lane rounded to fp16, kept finite.
 [[gnu::noinline]] inline void round_to_half(Rows& v) {
-  for (int r = 0; r < kTileLanes; ++r)
+  for (int r = 0; r < kLanes; ++r)
     v[r] = f16_to_f32(f32_to_f16(std::clamp(v[r], -65504.f, 65504.f)));
 }
 
