@@ -13,6 +13,7 @@ import numpy.typing as npt
 from . import __version__
 from .compiler.assembly.evidence import Scorers, limits, measure
 from .compiler.assembly.footprint import peak_memory
+from .compiler.assembly.feedback import quantize_model
 from .compiler.assembly.memory import memory_report
 from .compiler.assembly.pipeline import DumpIr, Storage, passes_for, require_streaming
 from .compiler.assembly.progress import Progress
@@ -82,6 +83,7 @@ class _Build:
     storage: Storage
     graph: Graph
     memory: Mapping[str, object]
+    longest: int
     reports: list[PassReport] = field(default_factory=list)
     ready: Ready = nothing_ready
     importance: Importance = all_alike
@@ -131,7 +133,7 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     if weigh is not None:
         weigh.check(graph, reports, tell)
     return _Build(
-        request, checkpoint, quantization, storage, graph, memory, reports,
+        request, checkpoint, quantization, storage, graph, memory, longest, reports,
         importance=weigh or all_alike,
     )  # fmt: skip
 
@@ -200,10 +202,13 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         request.output_dir, version=__version__, keep_failed=request.keep_failed
     ) as writer:
         writer.require_space(size + SPARE)
+        ready = quantize_model(
+            request, checkpoint, graph, work.longest, work.ready, writer.path, tell
+        )
         tell.phase("weights", size, "bytes")
         with writer.weights() as weights:
             stored = write_weights(
-                graph, checkpoint, weights, request.workers, tell, work.ready, work.importance
+                graph, checkpoint, weights, request.workers, tell, ready, work.importance
             )
         tell.phase("engine")
         rows = {s.name: row_bytes(s) for s in graph.states.values() if s.kind == "kv"}

@@ -91,7 +91,7 @@ def _quantised(
 ) -> Iterator[memoryview]:
     """Chunk by chunk; the source's pages are let go of behind it."""
     name = const.parameter or const.name
-    values = _values(const, checkpoint)
+    values = source_values(const, checkpoint)
     for chunk in store(values, _format(const), name=name, threads=threads, importance=importance):
         yield chunk
         checkpoint.release()
@@ -119,7 +119,8 @@ def _format(const: Constant) -> str:
     return "f32" if const.format == ARRAY else const.format
 
 
-def _values(const: Constant, checkpoint: Checkpoint) -> torch.Tensor:
+def source_values(const: Constant, checkpoint: Checkpoint) -> torch.Tensor:
+    """What is stored for a constant, before it is quantised; flat for an array."""
     assert const.parameter is not None
     values: torch.Tensor = const.part_of(checkpoint.load(const.parameter))
     if const.plus:

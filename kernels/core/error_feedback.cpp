@@ -229,7 +229,7 @@ class TileTask {
   }
 
   /// Replaces plainly quantised rows by better ones; tells the errors.
-  void run(const float* importance, uint8_t* rows, RowError* error) {
+  void run(const float* importance, uint8_t* rows, float* errors) {
     std::vector<uint8_t> trial(size(count_) * stride_);
     const Rows plain = cost_of(rows);
     quantize(Parallel{}, format_, x_, count_, factor_.k, importance, trial.data());
@@ -239,7 +239,9 @@ class TileTask {
     Tile tile{factor_, w_.get(), error_.get(), Rows{}};
     with_block(format_, [&]<class B>(B) { feed_rows<B>(tile, count_, trial.data(), stride_); });
     for (int r = 0; r < count_; ++r) {
-      error[r] = {plain[r], weighted[r], tile.cost[r]};
+      errors[3 * r] = plain[r];
+      errors[3 * r + 1] = weighted[r];
+      errors[3 * r + 2] = tile.cost[r];
       if (tile.cost[r] < std::min(plain[r], weighted[r])) copy_row(trial.data(), r, rows);
     }
   }
@@ -274,7 +276,7 @@ class TileTask {
 std::optional<Unrepresentable> quantize_with_feedback(const Parallel& parallel, Format format,
                                                       const float* x, const float* factor,
                                                       int64_t n, int64_t k, uint8_t* rows,
-                                                      RowError* error) {
+                                                      float* errors) {
   if (auto bad = quantize(parallel, format, x, n, k, nullptr, rows)) return bad;
   const Factor r{factor, k};
   const std::vector<float> importance = importances(r);
@@ -282,7 +284,7 @@ std::optional<Unrepresentable> quantize_with_feedback(const Parallel& parallel, 
   parallel((n + kLanes - 1) / kLanes, [&](int64_t task) {
     const int64_t first = task * kLanes;
     TileTask tile(r, format, x + first * k, std::min<int64_t>(kLanes, n - first));
-    tile.run(importance.data(), rows + static_cast<size_t>(first) * stride, error + first);
+    tile.run(importance.data(), rows + static_cast<size_t>(first) * stride, errors + 3 * first);
   });
   return std::nullopt;
 }

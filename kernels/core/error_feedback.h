@@ -11,16 +11,10 @@
 
 namespace spike {
 
-/// Squared error of one row, (w - q) H (w - q)^T, by how it was quantised: as `quantize` does without
-/// and with importances (the diagonal of H), and with feedback.
-struct RowError {
-  float plain;
-  float weighted;
-  float feedback;
-};
-
-/// x [n, k] -> rows [n, row_bytes] and error [n]; k is a multiple of the block.
+/// x [n, k] -> rows [n, row_bytes] and errors [n, 3]; k is a multiple of the block of a block format.
 ///
+/// errors: (w - q) H (w - q)^T of each row, by how it was quantised: as `quantize` does without and
+/// with importances (the diagonal of H), and with feedback.
 /// factor: upper triangular [k, k] with H = factor * factor^T, positive on its diagonal; H holds the
 /// second moments of the inputs. Column after column, a value is rounded after what the errors before
 /// it ask of it is added; scales are chosen among neighbours by the error they leave, not by nearness
@@ -30,6 +24,6 @@ struct RowError {
 std::optional<Unrepresentable> quantize_with_feedback(const Parallel& parallel, Format format,
                                                       const float* x, const float* factor,
                                                       int64_t n, int64_t k, uint8_t* rows,
-                                                      RowError* error);
+                                                      float* errors);
 
 }  // namespace spike
