@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from . import __version__
 from .compiler.assembly.evidence import Scorers, limits, measure
-from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.feedback import quantize_model
+from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.memory import memory_report
 from .compiler.assembly.pipeline import DumpIr, Storage, passes_for, require_streaming
 from .compiler.assembly.progress import Progress

@@ -1,6 +1,6 @@
 """The divergence that quantising costs: llama.cpp's mix and ours, in the same run.
 
-    python benchmarks/quantization.py --model CKPT [--format Q4_K_M] [--windows N] [--engine NAME=DIR]
+    python benchmarks/quantization.py --model CKPT [--format Q4_K_M] [--windows N]
 
 Rows: llama.cpp without importance matrix, llama.cpp with one, and our engines by quantiser. The
 importance matrix and ours come from the same calibration text (`calibration_text.py`), which shares

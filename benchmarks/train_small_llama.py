@@ -3,10 +3,10 @@
     python benchmarks/train_small_llama.py [--out .cache/models/small-llama] [--threads 2]
 
 The downloaded checkpoints came off some quantisation grid, and returning to it ranks nothing; these
-weights were never quantised. The text is what every machine of
-ours has: docstrings of Python's library, numpy and torch. `pydoc_data.topics` (Python's
-language reference) is left out, so that it can be calibration text. Hidden size 256, so that q4_k
-and q6_k fit. Byte-level BPE of 4096 tokens, trained on the same text.
+weights were never quantised. The text is what every machine of ours has: docstrings of Python's
+library, numpy and torch. `pydoc_data.topics` (Python's language reference) is left out, so that it
+can be calibration text. Hidden size 256, so that q4_k and q6_k fit. Byte-level BPE of 4096 tokens,
+trained on the same text.
 
 The same seed, versions and machine give the same weights; other CPUs round differently. About
 ten minutes of one core.
@@ -64,9 +64,9 @@ def corpus() -> list[str]:
     texts = dict.fromkeys(docstrings(Path(sysconfig.get_path("stdlib"))))
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
-        assert spec is not None and spec.origin is not None
+        folder = Path(spec.origin or "").parent if spec else Path()
         taken = 0
-        for text in docstrings(Path(spec.origin).parent):
+        for text in docstrings(folder):
             if text not in texts and taken < CHARACTERS_PER_PACKAGE:
                 texts[text] = None
                 taken += len(text)

@@ -63,7 +63,7 @@ class Spill:
     _places: dict[Key, tuple[str, int, tuple[int, ...], int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._file = tempfile.TemporaryFile(dir=self.directory)
+        self._file = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115, lives as we do
 
     def add(self, const: Constant, format: str, chunks: Iterator[npt.NDArray[np.uint8]]) -> None:
         """Takes a matrix's logical rows."""

@@ -130,9 +130,9 @@ class BuildRequest:
             raise SpikeError(
                 "SPK818",
                 "command line",
-                f"--calibration has no use with --quantizer plain and --dtype {self.dtype}: text is "
-                "read to quantise to typical inputs, and to decide which values may be rounded to "
-                "half precision.",
+                f"--calibration has no use with --quantizer plain and --dtype {self.dtype}: text "
+                "is read to quantise to typical inputs, and to decide which values may be rounded "
+                "to half precision.",
                 "Leave it out, or give another --quantizer, or --dtype float16 or bfloat16.",
                 ExitCode.USAGE,
             )

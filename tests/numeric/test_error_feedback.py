@@ -9,7 +9,6 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
 from spikeinfer.kernels import (
     Format,
     block_elements,
