@@ -166,8 +166,8 @@ def quantize_with_feedback(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """x f32 [N, K] -> logical rows uint8 [N, row_bytes], errors f32 [N, 3].
 
-    `factor` f32 [K, K] is upper triangular with a positive diagonal; R R^T is the second moment H of
-    the inputs. A row's error is (x - q) H (x - q)^T, by how it was quantised: as `quantize` does
+    `factor` R f32 [K, K] is upper triangular with a positive diagonal; R R^T is the inputs' second
+    moment H. A row's error is (x - q) H (x - q)^T, by how it was quantised: as `quantize` does
     without and with the importances diag(H), and with error feedback. Each row is stored by the
     method that leaves the least. The same bytes for any `threads`; ValueError as from `quantize`.
     """

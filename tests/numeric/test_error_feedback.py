@@ -28,7 +28,7 @@ def factor_of(moment: NDArray[np.float64]) -> Floats:
 
 
 def correlated(k: int, seed: int = 0, damping: float = 0.01) -> NDArray[np.float64]:
-    """Second moments of inputs that live mostly in a quarter of their dimensions, one of them loud."""
+    """Second moments of inputs that live in a quarter of their dimensions; one channel is loud."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((2 * k, k // 4)) @ rng.standard_normal((k // 4, k))
     x[:, 3] *= 20
@@ -180,7 +180,7 @@ def test_dead_inputs_and_few_tokens(fmt: Format) -> None:
 def test_uncorrelated_inputs_leave_nothing_to_feed_back() -> None:
     """With H = I every column stands alone: only the choice of scales can differ from plain."""
     w = weights(16, 256)
-    rows, errors = quantize_with_feedback(w, np.eye(256, dtype=np.float32), "q4_k")
+    _, errors = quantize_with_feedback(w, np.eye(256, dtype=np.float32), "q4_k")
     plain = errors_of(w, quantize(w, "q4_k"), "q4_k", np.eye(256))
     assert (errors.min(1) <= plain * 1.001).all()
     assert errors.min(1).sum() > 0.7 * plain.sum()
