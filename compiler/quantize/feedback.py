@@ -95,7 +95,7 @@ def quantize_to_inputs(
 def triangular_factor(
     moment: torch.Tensor, damping: float = DAMPING
 ) -> npt.NDArray[np.float32] | None:
-    """R f32 [K, K], upper triangular: R R^T = the moment, scaled to a mean diagonal of 1 and damped.
+    """R f32 [K, K], upper triangular: R R^T = the moment, its mean diagonal scaled to 1, damped.
 
     `moment` [K, K] is the sum over tokens of x x^T, in any unit. Damping grows until the factor
     exists in spite of rounding: moments of fewer tokens than channels, and of channels that were
