@@ -85,7 +85,7 @@ def build(
     ] = None,
     quantizer: Annotated[
         str | None,
-        Flag(help="plain, imatrix, feedback; auto = feedback with --calibration, else plain."),
+        Flag(help="plain, feedback; auto = feedback with --calibration, else plain."),
     ] = None,
     enable_streaming: Annotated[
         bool | None,

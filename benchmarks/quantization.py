@@ -63,14 +63,20 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def imatrix(checkpoint: Path, text: Path) -> Path:
-    """Mean squares by llama.cpp's tensor names, as .npz; cached."""
-    out = CACHE / f"{checkpoint.resolve().name}-imatrix.npz"
+def importances(checkpoint: Path, text: Path) -> Path:
+    """The importance matrix, as `spike calibrate` writes it; cached."""
+    out = CACHE / f"{checkpoint.resolve().name}-imatrix.gguf"
     if not out.is_file():
-        file = out.with_suffix(".gguf")
         options = ["--text", str(text), "--tokens", str(TOKENS), "--window", str(WINDOW)]
-        command = [script("spike"), "calibrate", str(checkpoint), "-o", str(file), *options]
+        command = [script("spike"), "calibrate", str(checkpoint), "-o", str(out), *options]
         subprocess.run(command, check=True)
+    return out
+
+
+def means(file: Path) -> Path:
+    """Mean squares by llama.cpp's tensor names, as .npz beside the importance matrix."""
+    out = file.with_suffix(".npz")
+    if not out.is_file():
         entries = read_imatrix(file).entries
         np.savez(out, **{
             name: np.ravel(entry.sums / np.maximum(entry.counts.reshape(-1, 1), 1)).astype("<f4")
@@ -89,7 +95,9 @@ def theirs(peer: LlamaCpp, checkpoint: Path, kind: str, text: Path) -> Iterator[
     """llama.cpp without and with an importance matrix."""
     worker = [str(peer.python), str(peers_llama_cpp.HERE / "llama_cpp_worker.py")]
     plain = peers_llama_cpp.quantise(peer, checkpoint, kind)
-    weighted = peers_llama_cpp.quantise(peer, checkpoint, kind, imatrix(checkpoint, text))
+    weighted = peers_llama_cpp.quantise(
+        peer, checkpoint, kind, means(importances(checkpoint, text))
+    )
     for name, path in (("llama.cpp", plain), ("llama.cpp, imatrix", weighted)):
         size = sum(int(tensor.n_bytes) for tensor in GGUFReader(str(path)).tensors)
         yield Row(name, path, worker, size / 1e6)
@@ -101,8 +109,10 @@ def engine(checkpoint: Path, kind: str, quantizer: str, text: Path) -> Path:
     if not out.is_dir():
         command = [script("spike-build"), "--model", str(checkpoint), "-o", str(out)]
         command += ["--quantization", kind.lower(), "--enable-streaming", "--golden", "off"]
-        command += ["--quantizer", quantizer, "--max-seq-len", "1024"]
-        if quantizer != "plain":
+        command += ["--max-seq-len", "1024"]
+        if quantizer == "imatrix":
+            command += ["--imatrix", str(importances(checkpoint, text))]
+        elif quantizer == "feedback":
             command += ["--calibration", str(text)]
         start = time.perf_counter()
         subprocess.run(command, check=True)

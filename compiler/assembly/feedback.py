@@ -25,7 +25,7 @@ from ..frontend.checkpoint import Checkpoint
 from ..ir import Constant, Graph
 from ..quantize import Blocks
 from ..quantize.feedback import Outcome, quantize_to_inputs, triangular_factor
-from ..quantize.store import raise_if_unrepresentable
+from ..quantize.store import as_f32, raise_if_unrepresentable
 from .calibrate import reference_graph, windows_of
 from .progress import Progress
 from .request import BuildRequest
@@ -93,7 +93,7 @@ class ModelQuantizer:
         given: blocks that exist already and are kept.
         directory: for the blocks that come into being.
         threads: of the quantiser, 0 for one per CPU.
-        feedback: with error feedback; without, by importances alone.
+        vocab: rows of the head.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class ModelQuantizer:
         given: Ready,
         directory: Path,
         threads: int,
-        feedback: bool = True,
+        vocab: int = 0,
     ) -> None:
         self.formats, self.checkpoint, self.given = formats, checkpoint, given
-        self.threads, self.feedback = threads, feedback
+        self.threads, self.vocab = threads, vocab
         self.blocks = Spill(directory, given)
         self.outcomes: dict[str, Outcome] = {}
         self._factor: tuple[Moment, int, npt.NDArray[np.float32] | None] | None = None
@@ -116,10 +116,10 @@ class ModelQuantizer:
         *stack, _, k = shape(const)
         experts = stack[0] if stack else 1
         small = 4 * experts * k * k <= MOST_MOMENT_BYTES
-        return self.feedback and key_of(const) in self.formats and small
+        return small and key_of(const) in self.formats
 
     def __call__(self, const: Constant, seen: Moment) -> torch.Tensor | None:
-        """Quantises one matrix; its new values."""
+        """Quantises one matrix; its new values, None for the head, whose result nobody reads."""
         format = self.formats.get(key_of(const))
         if format is None:
             return None
@@ -128,7 +128,7 @@ class ModelQuantizer:
             self.blocks.add(const, format, self._rows(const, format, seen, outcome))
             blocks = self.blocks(const)
             assert blocks is not None
-        return _values_of(blocks) if self.feedback else None
+        return None if shape(const)[-2] == self.vocab else _values_of(blocks)
 
     def _rows(
         self, const: Constant, format: str, seen: Moment, outcome: Outcome
@@ -137,15 +137,14 @@ class ModelQuantizer:
         values = source_values(const, self.checkpoint)
         for expert, matrix in enumerate(values if values.ndim == 3 else values[None]):
             label = f"{name}[{expert}]" if values.ndim == 3 else name
-            dense = np.ascontiguousarray(matrix.float().numpy())
             if seen.sum.dtype == torch.float64:
-                yield self._weighted(const, format, seen, expert, dense, label)
+                yield _quantized(matrix, format, self.threads, _means(const, seen, expert), label)
             elif (factor := self._factor_of(seen, expert)) is not None:
                 yield from quantize_to_inputs(
-                    dense, factor, format, outcome, name=label, threads=self.threads
+                    matrix, factor, format, outcome, name=label, threads=self.threads
                 )
             else:
-                yield _quantized(dense, format, self.threads, None, label)
+                yield _quantized(matrix, format, self.threads, None, label)
 
     def _factor_of(self, seen: Moment, expert: int) -> npt.NDArray[np.float32] | None:
         """Made once for matrices that share an input."""
@@ -158,32 +157,26 @@ class ModelQuantizer:
             kept = self._factor = seen, expert, triangular_factor(moment)
         return kept[2]
 
-    def _weighted(
-        self,
-        const: Constant,
-        format: str,
-        seen: Moment,
-        expert: int,
-        dense: npt.NDArray[np.float32],
-        label: str,
-    ) -> npt.NDArray[np.uint8]:
-        counts = np.atleast_1d(np.asarray(seen.count, dtype=np.int64))
-        means = Entry(seen.sum.numpy(), counts).means(shape(const))
-        own = means[expert] if means is not None and means.ndim == 2 else means
-        return _quantized(dense, format, self.threads, own, label)
+
+def _means(const: Constant, seen: Moment, expert: int) -> npt.NDArray[np.float32] | None:
+    """Importances of one matrix's input channels."""
+    counts = np.atleast_1d(np.asarray(seen.count, dtype=np.int64))
+    means = Entry(seen.sum.numpy(), counts).means(shape(const))
+    return means[expert] if means is not None and means.ndim == 2 else means
 
 
 def _quantized(
-    dense: npt.NDArray[np.float32],
+    matrix: torch.Tensor,
     format: str,
     threads: int,
     importance: npt.NDArray[np.float32] | None,
     label: str,
 ) -> npt.NDArray[np.uint8]:
+    values = as_f32(matrix)
     try:
-        return quantize(dense, cast(Format, format), threads, importance)
+        return quantize(values, cast(Format, format), threads, importance)
     except ValueError:
-        raise_if_unrepresentable(label, dense, 0, format)
+        raise_if_unrepresentable(label, values, 0, format)
         raise
 
 
@@ -214,8 +207,7 @@ def quantize_model(
         raise SpikeError(
             "SPK417",
             "quantization",
-            f"--quantizer {request.resolved_quantizer} has nothing to do: no matrix of this build "
-            "is stored in blocks.",
+            "--quantizer feedback has nothing to do: no matrix of this build is stored in blocks.",
             "Choose a --quantization such as q4_k_m, or leave --quantizer and --calibration out.",
             ExitCode.USAGE,
         )
@@ -225,10 +217,7 @@ def quantize_model(
     assert isinstance(vocab, int)
     texts = [request.calibration]
     windows = windows_of(checkpoint, vocab, texts, TOKENS, min(WINDOW, longest))
-    visitor = ModelQuantizer(
-        formats, checkpoint, given, directory, request.workers,
-        feedback=request.resolved_quantizer == "feedback",
-    )  # fmt: skip
+    visitor = ModelQuantizer(formats, checkpoint, given, directory, request.workers, vocab)
 
     def tick(done: int, total: int) -> None:
         if done == 1:

@@ -15,7 +15,7 @@ HALVES = ("float16", "bfloat16")
 DTYPES = ("auto", "float32", *HALVES)
 KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
 KV_TYPES = ("auto", "paged", "continuous")
-QUANTIZERS = ("auto", "plain", "imatrix", "feedback")
+QUANTIZERS = ("auto", "plain", "feedback")
 BACKENDS = ("onnxruntime", "tensorrt")
 PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration", "imatrix")
 
@@ -31,8 +31,8 @@ class BuildRequest:
         dtype: storage of unquantised matrices; ``auto`` is the checkpoint's. ``float16`` and
             ``bfloat16`` also round every value to it for which that is safe (assign-precision).
         quantization: ``q4_k_m`` and so on; ``none`` keeps matrices in `dtype`.
-        quantizer: ``plain``; ``imatrix`` weighs errors by the importance of input channels on
-            calibration text, ``feedback`` also makes up for errors (GPTQ); ``auto`` is feedback if
+        quantizer: ``plain``, matrix by matrix; ``feedback`` reads calibration text and lets later
+            columns make up for the errors of earlier ones (GPTQ); ``auto`` is feedback if
             `calibration` is given, else plain.
         enable_streaming: flat tokens over a paged cache, instead of batch, sequence and past.
         max_num_tokens: tokens of one step.
@@ -109,7 +109,7 @@ class BuildRequest:
 
     @property
     def resolved_quantizer(self) -> str:
-        """``plain``, ``imatrix`` or ``feedback``."""
+        """``plain`` or ``feedback``. Text for half precision doesn't ask for feedback as well."""
         if self.quantizer != "auto":
             return self.quantizer
         asked = self.calibration is not None and self.dtype not in HALVES

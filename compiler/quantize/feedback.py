@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...kernels import Format, quantize_with_feedback
-from .store import raise_if_unrepresentable
+from .store import as_f32, raise_if_unrepresentable
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def quantize_to_inputs(
-    values: npt.NDArray[np.float32],
+    weight: torch.Tensor,
     factor: npt.NDArray[np.float32],
     format: str,
     outcome: Outcome,
@@ -70,7 +70,7 @@ def quantize_to_inputs(
     """Logical rows of a matrix, some rows at a time; `outcome` learns their errors.
 
     Args:
-        values: f32 ``[N, K]``.
+        weight: ``[N, K]``, any float type.
         factor: of the inputs' second moment, f32 ``[K, K]``, from `triangular_factor`.
         format: a block format.
         outcome: is added to.
@@ -80,9 +80,9 @@ def quantize_to_inputs(
     Raises:
         SpikeError: SPK403 naming the first value that is NaN, infinite, or too large.
     """
-    step = max(1, CHUNK_ELEMENTS // values.shape[1])
-    for first in range(0, len(values), step):
-        chunk = values[first : first + step]
+    step = max(1, CHUNK_ELEMENTS // weight.shape[1])
+    for first in range(0, len(weight), step):
+        chunk = as_f32(weight[first : first + step])
         try:
             rows, errors = quantize_with_feedback(chunk, factor, cast(Format, format), threads)
         except ValueError:

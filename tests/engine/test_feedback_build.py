@@ -71,13 +71,6 @@ def test_feedback_halves_the_divergence_of_the_plain_engine_at_the_same_size(
     }
 
 
-def test_importances_of_the_same_text_are_between(tmp_path: Path) -> None:
-    plain, _ = engine(tmp_path, "plain")
-    weighted, _ = engine(tmp_path, "weighted", quantizer="imatrix", calibration=text(tmp_path))
-    assert weighted.weight_bytes == plain.weight_bytes
-    assert mean_kl(weighted.output_dir) < mean_kl(plain.output_dir)
-
-
 def test_the_same_bytes_for_any_number_of_workers_and_in_any_directory(tmp_path: Path) -> None:
     files = []
     for workers in (1, 2, 4):

@@ -135,13 +135,13 @@ def test_experts_have_their_own_inputs_and_one_without_tokens_the_others(tmp_pat
     assert blocks.rows.shape == (3, 16, 176)
 
 
-def test_without_products_importances_decide(tmp_path: Path) -> None:
+def test_where_products_are_too_large_importances_decide(tmp_path: Path) -> None:
     weight, x = drawn(8, 256), inputs(100, 256)
     x[:, 0] *= 30
     squares = x.double().square().sum(0)
-    visitor = quantizer(tmp_path, weight, "q4_k", feedback=False)
-    assert not visitor.wants_products(constant(8, 256))
-    assert visitor(constant(8, 256), Moment(squares, 100)) is None
+    visitor = quantizer(tmp_path, weight, "q4_k")
+    assert not visitor.wants_products(constant(1, 1 << 14))
+    assert visitor(constant(8, 256), Moment(squares, 100)) is not None
     blocks = visitor.blocks(constant(8, 256))
     assert blocks is not None
     expected = quantize(weight.numpy(), "q4_k", importance=(squares / 100).float().numpy())

@@ -110,7 +110,7 @@ def test_what_is_not_in_this_version_says_so(
         ([*BUILD, "--max-batch-size", "0"], "SPK801", "--max-batch-size is 0"),
         ([*BUILD, "--kv-cache-type", "paged"], "SPK801", "--enable-streaming"),
         ([*BUILD, "--calibration", "T", "--quantizer", "plain"], "SPK818", "--dtype auto"),
-        ([*BUILD, "--quantizer", "gptq"], "SPK801", "one of auto, plain, imatrix, feedback"),
+        ([*BUILD, "--quantizer", "gptq"], "SPK801", "one of auto, plain, feedback"),
         (["build", "--model", "M"], "SPK807", "--output-dir DIR"),
         (["explain", "SPK000"], "SPK805", "SPK000"),
         (["inspect", "E", "presicion"], "SPK807", "Did you mean precision?"),
