@@ -1,45 +1,17 @@
-// Error feedback. With e = w - q of one row and H = R R^T, R upper triangular, the squared error is
-//
-//     e H e^T = sum over j of y_j^2,   y_j = sum over i <= j of e_i R_ij,
-//
-// so that q_j is best chosen as the grid's value nearest to w_j + carried_j / R_jj, where carried_j
-// are the terms of y_j with i < j. One task quantises kLanes rows, one per lane.
+// Error feedback, in the terms of feedback_tile.h: q_j is best chosen as the grid's value nearest to
+// w_j + carried_j / R_jj, where carried_j are the terms of y_j with i < j. One task quantises kLanes
+// rows, one per lane.
 #include "core/error_feedback.h"
 
-#include <memory>
 #include <vector>
 
-#include "core/lane_grid.h"
+#include "core/feedback_refine.h"
+#include "core/feedback_tile.h"
 
 namespace spike {
 namespace {
 
-constexpr int kPanel = 64;  // rows of the factor that stay in the cache for all columns of a block
-constexpr int kGroup = 8;   // columns summed in registers
-
-/// R, row-major [k, k].
-struct Factor {
-  const float* data;
-  int64_t k;
-  const float* row(int64_t i) const { return data + i * k; }
-};
-
-/// to[j] += sum of error[i] * R[i, begin + j] over first <= i < last, for j < count.
-void carry(const Factor& factor, const Rows* error, int64_t first, int64_t last, int64_t begin,
-           int count, Rows* to) {
-  for (int64_t panel = first; panel < last; panel += kPanel) {
-    const int64_t end = std::min<int64_t>(last, panel + kPanel);
-    for (int j = 0; j < count; j += kGroup) {
-      Rows sum[kGroup];
-      for (int c = 0; c < kGroup; ++c) sum[c] = to[j + c];
-      for (int64_t i = panel; i < end; ++i) {
-        const float* r = factor.row(i) + begin + j;
-        for (int c = 0; c < kGroup; ++c) sum[c] += error[i] * r[c];
-      }
-      for (int c = 0; c < kGroup; ++c) to[j + c] = sum[c];
-    }
-  }
-}
+constexpr int kSweeps = 2;
 
 /// The part of R that belongs to one sub-block.
 struct Corner {
@@ -66,10 +38,10 @@ struct SubBlock {
   const Rows* carried;
 };
 
-/// Rounds onto a grid with feedback inside of the sub-block; returns the sum of y_j^2 over it.
-Rows round_with_feedback(const SubBlock& sub, Affine grid, Rows* codes, Rows* error) {
+/// Rounds onto a grid with feedback inside of the sub-block; returns the sum of y_j^2.
+Rows round_with_feedback(const SubBlock& sub, Affine grid, Rows* codes, Rows* error, Rows* y) {
   const int size = sub.corner.size;
-  Rows y[kLongestSub], cost{};
+  Rows cost{};
   for (int j = 0; j < size; ++j) y[j] = sub.carried[j];
   const Rows inverse = inverse_or_zero(grid.scale);
   for (int j = 0; j < size; ++j) {
@@ -91,8 +63,8 @@ struct Choice {
 
   /// `tag` is what is kept, `actual` the scale and min it stands for.
   void consider(const SubBlock& sub, Affine tag, Affine actual) {
-    Rows codes[kLongestSub], error[kLongestSub];
-    const Rows left = round_with_feedback(sub, actual, codes, error);
+    Rows codes[kLongestSub], error[kLongestSub], y[kLongestSub];
+    const Rows left = round_with_feedback(sub, actual, codes, error, y);
     const auto better = any ? left < cost : left == left;
     cost = better ? left : cost;
     grid.scale = better ? tag.scale : grid.scale;
@@ -134,39 +106,33 @@ void choose_own(const SubBlock& sub, LaneGrid& grid) {
   grid.d = choice.grid.scale;
 }
 
-/// The rows of a task on their way; `w` and `error` are [k].
-struct Tile {
-  const Factor& factor;
-  const Rows* w;
-  Rows* error;
-  Rows cost;
-};
-
-/// Quantises columns [begin, begin + elements) of all rows: their grids and codes [elements].
-SPIKE_EVERY_TIER void feed_block(const GridShape& shape, Tile& tile, int64_t begin, LaneGrid& grid,
-                                 Rows* codes) {
+/// Quantises columns [begin, begin + elements).
+SPIKE_EVERY_TIER void feed_block(Tile& tile, int64_t begin) {
+  const GridShape& shape = tile.shape;
   Rows carried[kLongestBlock], x[kLongestBlock];
   float weight[kLongestBlock];
   for (int i = 0; i < shape.elements; ++i) carried[i] = Rows{};
-  carry(tile.factor, tile.error, 0, begin, begin, shape.elements, carried);
+  carry(tile.factor, tile.error.get(), 0, begin, begin, shape.elements, carried);
   for (int i = 0; i < shape.elements; ++i) {
     const float r = tile.factor.row(begin + i)[begin + i];
-    x[i] = tile.w[begin + i] + carried[i] * (1 / r);
+    x[i] = tile.w[static_cast<size_t>(begin + i)] + carried[i] * (1 / r);
     weight[i] = r * r;
   }
+  LaneGrid& grid = tile.grids[static_cast<size_t>(begin / shape.elements)];
   fit_grid(shape, x, weight, grid);
   for (int s = 0; s < shape.subs(); ++s) {
     const int offset = shape.sub * s, done = offset + shape.sub;
     const int64_t at = begin + offset;
     const Corner corner(tile.factor, at, shape.sub);
-    const SubBlock sub{shape, corner, tile.w + at, carried + offset};
+    const SubBlock sub{shape, corner, tile.w.get() + at, carried + offset};
     if (shape.is_super())
       choose_stored(sub, grid, s);
     else
       choose_own(sub, grid);
     const Affine chosen{grid.d * grid.scale[s], grid.dmin * grid.min[s]};
-    tile.cost += round_with_feedback(sub, chosen, codes + offset, tile.error + at);
-    carry(tile.factor, tile.error, at, at + shape.sub, begin + done, shape.elements - done,
+    round_with_feedback(sub, chosen, tile.codes.get() + at, tile.error.get() + at,
+                        tile.y.get() + at);
+    carry(tile.factor, tile.error.get(), at, at + shape.sub, begin + done, shape.elements - done,
           carried + done);
   }
 }
@@ -192,69 +158,88 @@ void load_rows(const float* x, int64_t rows, int64_t k, Rows* values) {
   }
 }
 
-/// Feedback for up to kLanes rows.
+/// The bytes of up to kLanes rows.
 template <class B>
-void feed_rows(Tile& tile, int64_t count, uint8_t* rows, size_t stride) {
+void write_rows(const Tile& tile, int64_t count, uint8_t* rows, size_t stride) {
   for (int64_t begin = 0; begin < tile.factor.k; begin += B::kElements) {
-    LaneGrid grid;
-    Rows codes[B::kElements];
-    feed_block(kShape<B>, tile, begin, grid, codes);
-    const size_t at = static_cast<size_t>(begin / B::kElements) * sizeof(B);
+    const auto number = static_cast<size_t>(begin / B::kElements);
     for (int r = 0; r < count; ++r) {
-      const B block = block_of<B>(grid, codes, r);
-      std::memcpy(rows + static_cast<size_t>(r) * stride + at, &block, sizeof(B));
+      const B block = block_of<B>(tile.grids[number], tile.codes.get() + begin, r);
+      std::memcpy(rows + static_cast<size_t>(r) * stride + number * sizeof(B), &block, sizeof(B));
     }
   }
 }
 
-/// Diagonal of H = R R^T: the importance of each input channel.
-std::vector<float> importances(const Factor& factor) {
-  std::vector<float> diagonal(static_cast<size_t>(factor.k));
-  for (int64_t i = 0; i < factor.k; ++i) {
-    double sum = 0;
-    for (int64_t j = i; j < factor.k; ++j) sum += double{factor.row(i)[j]} * factor.row(i)[j];
-    diagonal[static_cast<size_t>(i)] = static_cast<float>(sum);
-  }
-  return diagonal;
+/// What all rows need of H.
+struct Curvature {
+  GridShape shape;
+  std::vector<float> importance;  ///< its diagonal
+  std::vector<float> corners;     ///< [k / sub][sub][sub]: between the columns of each sub-block
+
+  const float* corner(int64_t at) const { return corners.data() + at * shape.sub; }
+};
+
+Curvature curvature_of(const Parallel& parallel, const Factor& factor, const GridShape& shape) {
+  const auto k = static_cast<size_t>(factor.k), sub = static_cast<size_t>(shape.sub);
+  Curvature all{shape, std::vector<float>(k), std::vector<float>(k * sub)};
+  parallel(factor.k / shape.sub, [&](int64_t task) {
+    const int64_t at = task * shape.sub;
+    float* h = all.corners.data() + at * shape.sub;
+    curvature_of(factor, at, shape.sub, h);
+    for (int i = 0; i < shape.sub; ++i)
+      all.importance[static_cast<size_t>(at + i)] = h[i * shape.sub + i];
+  });
+  return all;
 }
 
 /// Up to kLanes rows, quantised in three ways, of which the best is kept.
 class TileTask {
  public:
-  TileTask(const Factor& factor, Format format, const float* x, int64_t count)
-      : factor_(factor), format_(format), x_(x), count_(count),
-        stride_(row_bytes(format, factor.k)), w_(std::make_unique<Rows[]>(size(factor.k))),
-        error_(std::make_unique<Rows[]>(size(factor.k))), values_(size(count * factor.k)) {
-    load_rows(x, count, factor.k, w_.get());
+  TileTask(const Factor& factor, const Curvature& curvature, Format format, const float* x,
+           int64_t count)
+      : factor_(factor), curvature_(curvature), format_(format), x_(x), count_(count),
+        stride_(row_bytes(format, factor.k)), tile_(factor, curvature.shape),
+        values_(size(count * factor.k)) {
+    load_rows(x, count, factor.k, tile_.w.get());
   }
 
   /// Replaces plainly quantised rows by better ones; tells the errors.
-  void run(const float* importance, uint8_t* rows, float* errors) {
+  void run(uint8_t* rows, float* errors) {
     std::vector<uint8_t> trial(size(count_) * stride_);
     const Rows plain = cost_of(rows);
-    quantize(Parallel{}, format_, x_, count_, factor_.k, importance, trial.data());
+    quantize(Parallel{}, format_, x_, count_, factor_.k, curvature_.importance.data(),
+             trial.data());
     const Rows weighted = cost_of(trial.data());
     for (int r = 0; r < count_; ++r)
       if (weighted[r] < plain[r]) copy_row(trial.data(), r, rows);
-    Tile tile{factor_, w_.get(), error_.get(), Rows{}};
-    with_block(format_, [&]<class B>(B) { feed_rows<B>(tile, count_, trial.data(), stride_); });
+    feed();
+    const Rows fed = tile_.cost();
+    with_block(format_, [&]<class B>(B) { write_rows<B>(tile_, count_, trial.data(), stride_); });
     for (int r = 0; r < count_; ++r) {
       errors[3 * r] = plain[r];
       errors[3 * r + 1] = weighted[r];
-      errors[3 * r + 2] = tile.cost[r];
-      if (tile.cost[r] < std::min(plain[r], weighted[r])) copy_row(trial.data(), r, rows);
+      errors[3 * r + 2] = fed[r];
+      if (fed[r] < std::min(plain[r], weighted[r])) copy_row(trial.data(), r, rows);
     }
   }
 
  private:
+  void feed() {
+    const GridShape& shape = curvature_.shape;
+    for (int64_t begin = 0; begin < factor_.k; begin += shape.elements) feed_block(tile_, begin);
+    for (int sweep = 0; sweep < kSweeps; ++sweep)
+      for (int64_t at = 0; at < factor_.k; at += shape.sub)
+        refine_sub_block(tile_, curvature_.corner(at), at);
+  }
+
   static size_t size(int64_t n) { return static_cast<size_t>(n); }
 
   Rows cost_of(const uint8_t* rows) {
     dequantize(Parallel{}, format_, rows, count_, factor_.k, values_.data());
-    load_rows(values_.data(), count_, factor_.k, error_.get());
-    for (int64_t i = 0; i < factor_.k; ++i) error_[size(i)] = w_[size(i)] - error_[size(i)];
+    load_rows(values_.data(), count_, factor_.k, tile_.error.get());
+    for (size_t i = 0; i < size(factor_.k); ++i) tile_.error[i] = tile_.w[i] - tile_.error[i];
     Rows cost{};
-    add_cost(factor_, error_.get(), cost);
+    add_cost(factor_, tile_.error.get(), cost);
     return cost;
   }
 
@@ -263,11 +248,12 @@ class TileTask {
   }
 
   const Factor& factor_;
+  const Curvature& curvature_;
   Format format_;
   const float* x_;
   int64_t count_;
   size_t stride_;
-  std::unique_ptr<Rows[]> w_, error_;
+  Tile tile_;
   std::vector<float> values_;
 };
 
@@ -279,12 +265,14 @@ std::optional<Unrepresentable> quantize_with_feedback(const Parallel& parallel, 
                                                       float* errors) {
   if (auto bad = quantize(parallel, format, x, n, k, nullptr, rows)) return bad;
   const Factor r{factor, k};
-  const std::vector<float> importance = importances(r);
+  GridShape shape{};
+  with_block(format, [&]<class B>(B) { shape = kShape<B>; });
+  const Curvature curvature = curvature_of(parallel, r, shape);
   const size_t stride = row_bytes(format, k);
   parallel((n + kLanes - 1) / kLanes, [&](int64_t task) {
     const int64_t first = task * kLanes;
-    TileTask tile(r, format, x + first * k, std::min<int64_t>(kLanes, n - first));
-    tile.run(importance.data(), rows + static_cast<size_t>(first) * stride, errors + 3 * first);
+    TileTask tile(r, curvature, format, x + first * k, std::min<int64_t>(kLanes, n - first));
+    tile.run(rows + static_cast<size_t>(first) * stride, errors + 3 * first);
   });
   return std::nullopt;
 }

@@ -15,7 +15,7 @@ namespace spike {
 ///
 /// errors: (w - q) H (w - q)^T of each row, by how it was quantised: as `quantize` does without and
 /// with importances (the diagonal of H), and with feedback.
-/// factor: upper triangular [k, k] with H = factor * factor^T, positive on its diagonal; H holds the
+/// factor: upper triangular [k, k], zeros below, with H = factor * factor^T, positive on its diagonal; H holds the
 /// second moments of the inputs. Column after column, a value is rounded after what the errors before
 /// it ask of it is added; scales are chosen among neighbours by the error they leave, not by nearness
 /// to the weights. Of each row, the bytes with the least of its three errors are kept, the first of
