@@ -83,6 +83,10 @@ def build(
     quantization: Annotated[
         str | None, Flag("--quantization", "-q", help="none, q4_k_m, q2_k to q8_0, f16, bf16, f32.")
     ] = None,
+    quantizer: Annotated[
+        str | None,
+        Flag(help="plain, feedback; auto = feedback with --calibration, else plain."),
+    ] = None,
     enable_streaming: Annotated[
         bool | None,
         Flag(
@@ -119,7 +123,7 @@ def build(
     ] = None,
     max_kl: Annotated[float | None, Flag(help="(not in this version)")] = None,
     calibration: Annotated[
-        Path | None, Flag(help="Text on which ranges are observed for half precision.")
+        Path | None, Flag(help="Text to quantise to, and to observe half precision's ranges on.")
     ] = None,
     imatrix: Annotated[
         Path | None, Flag(help="Importances by spike calibrate: weigh the quantiser's errors.")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from . import __version__
 from .compiler.assembly.evidence import FLOAT_NAMES, Scorers, limits, measure
+from .compiler.assembly.feedback import quantize_model
 from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.memory import memory_report
 from .compiler.assembly.pipeline import (
@@ -89,6 +90,7 @@ class _Build:
     storage: Storage
     graph: Graph
     memory: Mapping[str, object]
+    longest: int
     reports: list[PassReport] = field(default_factory=list)
     ready: Ready = nothing_ready
     importance: Importance = all_alike
@@ -150,7 +152,7 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     rounds = keeps and storage.plan is not None and storage.plan.has_blocks
     tolerance = Quantization.Q8_0 if rounds else quantization
     return _Build(
-        request, checkpoint, tolerance, storage, graph, memory, reports,
+        request, checkpoint, tolerance, storage, graph, memory, longest, reports,
         source.ready, weigh or all_alike,
     )  # fmt: skip
 
@@ -219,10 +221,13 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         request.output_dir, version=__version__, keep_failed=request.keep_failed
     ) as writer:
         writer.require_space(size + SPARE)
+        ready = quantize_model(
+            request, checkpoint, graph, work.longest, work.ready, writer.path, tell
+        )
         tell.phase("weights", size, "bytes")
         with writer.weights() as weights:
             stored = write_weights(
-                graph, checkpoint, weights, request.workers, tell, work.ready, work.importance
+                graph, checkpoint, weights, request.workers, tell, ready, work.importance
             )
         tell.phase("engine")
         rows = {s.name: row_bytes(s) for s in graph.states.values() if s.kind == "kv"}

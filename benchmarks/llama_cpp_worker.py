@@ -3,7 +3,7 @@
     open      model, threads, context        -> seconds to load, seconds to the first token
     score     tokens, first                  -> shape, then raw float32 logits
     decode    tokens, steps                  -> seconds of prefill and of `steps` single-token runs
-    quantise  source, out, kind
+    quantise  source, out, kind, imatrix (optional: an .npz of mean squares by tensor name)
     tokenize  text                           -> ids, with the special tokens that the file adds
 
 KV cache f16 and batch sizes are llama.cpp's defaults; greedy sampling is an argmax in numpy.
@@ -87,7 +87,10 @@ def quantise(command: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp's default mix of a type, from a float GGUF."""
     params = ll.llama_model_quantize_default_params()
     params.ftype = KINDS[command["kind"]]
-    params.nthread = command.get("threads", params.nthread)
+    if "imatrix" in command:
+        means = np.load(command["imatrix"])  # held until the call below is over
+        arrays = {name: np.ascontiguousarray(means[name], np.float32) for name in means.files}
+        params.imatrix = imatrix_data(arrays)
     start = time.perf_counter()
     status = ll.llama_model_quantize(
         command["source"].encode(), command["out"].encode(), ctypes.byref(params)
@@ -95,6 +98,15 @@ def quantise(command: dict[str, Any]) -> dict[str, Any]:
     if status:
         raise ValueError(f"llama_model_quantize returned {status}")
     return {"seconds": time.perf_counter() - start}
+
+
+def imatrix_data(arrays: dict[str, np.ndarray]) -> Any:
+    """A C array of (name, floats, count), ended by an empty one."""
+    entries = (ll.llama_model_imatrix_data * (len(arrays) + 1))()
+    for entry, (name, values) in zip(entries, arrays.items(), strict=False):
+        entry.name, entry.size = name.encode(), values.size
+        entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    return entries
 
 
 def decode(session: Session, command: dict[str, Any]) -> dict[str, Any]:

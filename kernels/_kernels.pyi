@@ -16,6 +16,14 @@ def quantize(
     importance: NDArray[np.float32] | None,
     threads: int,
 ) -> tuple[int, int, float] | None: ...
+def quantize_with_feedback(
+    x: NDArray[np.float32],
+    factor: NDArray[np.float32],
+    format: str,
+    rows: NDArray[np.uint8],
+    errors: NDArray[np.float32],
+    threads: int,
+) -> tuple[int, int, float] | None: ...
 def dequantize(
     rows: NDArray[np.uint8], format: str, x: NDArray[np.float32], threads: int
 ) -> None: ...

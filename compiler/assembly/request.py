@@ -16,6 +16,7 @@ HALVES = ("float16", "bfloat16")
 DTYPES = ("auto", "float32", *HALVES)
 KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
 KV_TYPES = ("auto", "paged", "continuous")
+QUANTIZERS = ("auto", "plain", "feedback")
 BACKENDS = ("onnxruntime", "tensorrt")
 PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration", "imatrix")
 
@@ -32,6 +33,9 @@ class BuildRequest:
             ``bfloat16`` also round every value to it for which that is safe (assign-precision).
         quantization: ``q4_k_m`` and so on; ``none`` keeps matrices in `dtype`, and those of a
             source that is quantised already in their own formats.
+        quantizer: ``plain``, matrix by matrix; ``feedback`` reads calibration text and lets later
+            columns make up for the errors of earlier ones (GPTQ); ``auto`` is feedback if
+            `calibration` is given, else plain.
         enable_streaming: flat tokens over a paged cache, instead of batch, sequence and past.
         max_num_tokens: tokens of one step.
         max_batch_size: sequences of one step.
@@ -42,7 +46,8 @@ class BuildRequest:
         workers: threads of the quantiser; 0 for one per CPU.
         golden: ``auto``, ``off``, or a golden set's file.
         thresholds: limits of the golden gate that replace the format's own.
-        calibration: text file on which values are observed for ``dtype``; None is our own text.
+        calibration: text file on which values are observed for ``dtype``, and to whose inputs
+            matrices are quantised; None is our own text.
         imatrix: file of importances (`spike calibrate`) that weigh the quantiser's errors.
         without: passes to leave out.
         pass_options: options by pass name.
@@ -57,6 +62,7 @@ class BuildRequest:
     model_type: str | None = None
     dtype: str = "auto"
     quantization: str = "none"
+    quantizer: str = "auto"
     enable_streaming: bool = False
     max_num_tokens: int = 512
     max_batch_size: int = 8
@@ -85,6 +91,7 @@ class BuildRequest:
         _one_of("kv-cache-dtype", self.kv_cache_dtype, KV_DTYPES)
         _one_of("kv-cache-type", self.kv_cache_type, KV_TYPES)
         _one_of("backend", self.backend, BACKENDS)
+        _one_of("quantizer", self.quantizer, QUANTIZERS)
         for name in ("max_num_tokens", "max_batch_size", "max_seq_len", "tokens_per_block"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -101,6 +108,14 @@ class BuildRequest:
                 "Build with --backend onnxruntime.",
                 ExitCode.UNSUPPORTED,
             )
+
+    @property
+    def resolved_quantizer(self) -> str:
+        """``plain`` or ``feedback``. Text for half precision doesn't ask for feedback as well."""
+        if self.quantizer != "auto":
+            return self.quantizer
+        asked = self.calibration is not None and self.dtype not in HALVES
+        return "feedback" if asked else "plain"
 
     def _check_cache(self) -> None:
         only = "paged" if self.enable_streaming else "continuous"
@@ -121,13 +136,15 @@ class BuildRequest:
 
     def _check_calibration(self) -> None:
         """Raises SPK818 for a text that nothing would read."""
-        if self.calibration is not None and self.dtype not in HALVES:
+        unread = self.dtype not in HALVES and self.resolved_quantizer == "plain"
+        if self.calibration is not None and unread:
             raise SpikeError(
                 "SPK818",
                 "command line",
-                f"--calibration has no use with --dtype {self.dtype}: ranges are observed to "
-                "decide which values may be rounded to half precision.",
-                "Leave it out, or give --dtype float16 or bfloat16.",
+                f"--calibration has no use with --quantizer plain and --dtype {self.dtype}: text "
+                "is read to quantise to typical inputs, and to decide which values may be rounded "
+                "to half precision.",
+                "Leave it out, or give another --quantizer, or --dtype float16 or bfloat16.",
                 ExitCode.USAGE,
             )
 

@@ -95,7 +95,7 @@ def _quantised(
     const: Constant, checkpoint: Checkpoint, threads: int, importance: Importance
 ) -> Iterator[memoryview]:
     name, weigh = const.parameter or const.name, importance(const)
-    values = _values(const, checkpoint)
+    values = source_values(const, checkpoint)
     return store(values, _format(const), name=name, threads=threads, importance=weigh)
 
 
@@ -121,7 +121,8 @@ def _format(const: Constant) -> str:
     return "f32" if const.format == ARRAY else const.format
 
 
-def _values(const: Constant, checkpoint: Checkpoint) -> torch.Tensor:
+def source_values(const: Constant, checkpoint: Checkpoint) -> torch.Tensor:
+    """What is stored for a constant, before it is quantised; flat for an array."""
     assert const.parameter is not None
     values: torch.Tensor = const.part_of(checkpoint.load(const.parameter))
     if const.plus:

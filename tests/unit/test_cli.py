@@ -110,8 +110,8 @@ def test_what_is_not_in_this_version_says_so(
         ([*BUILD, "--dtype", "int3"], "SPK801", "--dtype is 'int3'"),
         ([*BUILD, "--max-batch-size", "0"], "SPK801", "--max-batch-size is 0"),
         ([*BUILD, "--kv-cache-type", "paged"], "SPK801", "--enable-streaming"),
-        ([*BUILD, "--calibration", "T"], "SPK818", "--dtype auto"),
-        ([*BUILD, "--calibration", "T", "--dtype", "float32"], "SPK818", "--dtype float32"),
+        ([*BUILD, "--calibration", "T", "--quantizer", "plain"], "SPK818", "--dtype auto"),
+        ([*BUILD, "--quantizer", "gptq"], "SPK801", "one of auto, plain, feedback"),
         (
             [*BUILD, *INT4_CACHE, "--tokens-per-block", "48"],
             "SPK430",
