@@ -13,6 +13,7 @@ import numpy.typing as npt
 from . import __version__
 from .compiler.assembly.budget import Solver, open_solver
 from .compiler.assembly.evidence import FLOAT_NAMES, Scorers, limits, mean_kl, measure
+from .compiler.assembly.feedback import quantize_model
 from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.memory import memory_report
 from .compiler.assembly.overrides import Overrides, first_given
@@ -107,6 +108,7 @@ class _Build:
     storage: Storage
     graph: Graph
     memory: Mapping[str, object]
+    longest: int
     reports: list[PassReport] = field(default_factory=list)
     ready: Ready = nothing_ready
     importance: Importance = all_alike
@@ -170,8 +172,9 @@ def _trace(request: BuildRequest, tell: Progress) -> _Traced:
     _check_chat_template(checkpoint.path)
     stored = next(iter(checkpoint.parameters.values())).dtype
     dtype = str(stored).removeprefix("torch.") if request.dtype == "auto" else request.dtype
-    quantization = Quantization.parse(request.quantization, dtype)
+    chosen = Quantization.parse(request.quantization, dtype)
     keeps = source.keeps(request.quantization) and not request.budgeted
+    quantization = source.own if keeps and source.own else chosen
     if source.quantised and not keeps and (request.budgeted or quantization not in FLOAT_NAMES):
         tell.note(requantised(source.quantised, MIXED if request.budgeted else quantization))
     longest = sequence_limit(request, checkpoint)
@@ -205,13 +208,13 @@ def _place(
     memory = memory_report(graph, request, longest)
     weigh = traced.weigh
     if weigh is not None:
-        weigh.check(graph, reports, tell)
+        weigh.check(graph, own, reports, tell)
     # Blocks that are kept are exact, but their kernels round activations, as q8_0's do.
     rounds = traced.keeps and storage.plan is not None and storage.plan.has_blocks
     tolerance = Quantization.Q8_0 if rounds else traced.quantization
     importance = solver.importance if solver else weigh or all_alike
     return _Build(
-        request, checkpoint, tolerance, storage, graph, memory, reports,
+        request, checkpoint, tolerance, storage, graph, memory, longest, reports,
         traced.source.ready, importance, solver,
     )  # fmt: skip
 
@@ -280,10 +283,13 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         request.output_dir, version=__version__, keep_failed=request.keep_failed
     ) as writer:
         writer.require_space(size + SPARE)
+        ready = quantize_model(
+            request, checkpoint, graph, work.longest, work.ready, writer.path, tell
+        )
         tell.phase("weights", size, "bytes")
         with writer.weights() as weights:
             written = write_weights(
-                graph, checkpoint, weights, request.workers, tell, work.ready, work.importance
+                graph, checkpoint, weights, request.workers, tell, ready, work.importance
             )
         tell.phase("engine")
         rows = {s.name: row_bytes(s) for s in graph.states.values() if s.kind == "kv"}

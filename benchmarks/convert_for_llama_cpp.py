@@ -44,6 +44,19 @@ def sentencepiece_vocabulary(model: Any) -> None:
     writer.add_eos_token_id(config["eos_token_id"])
 
 
+def unknown_pre_tokenizer(convert: Any) -> Any:
+    """The converter's own choice; for a tokenizer that it doesn't know (one that we trained),
+    llama.cpp's default."""
+
+    def choose(model: Any, tokenizer: Any) -> str:
+        try:
+            return str(convert(model, tokenizer))
+        except NotImplementedError:
+            return "default"
+
+    return choose
+
+
 def main() -> None:
     """Import the converter from the source tree, give it the vocabulary, run its own main."""
     source, checkpoint, out, *kind = sys.argv[1:]
@@ -54,11 +67,13 @@ def main() -> None:
     import convert_hf_to_gguf
     from conversion.gemma import Gemma3Model
 
+    text_model = conversion.base.TextModel
+    text_model.get_vocab_base_pre = unknown_pre_tokenizer(text_model.get_vocab_base_pre)
     Gemma3Model.set_vocab = sentencepiece_vocabulary
     if not (Path(checkpoint) / "tokenizer.json").is_file():
         from conversion.llama import LlamaModel
 
-        LlamaModel.set_vocab = conversion.base.TextModel._set_vocab_none
+        LlamaModel.set_vocab = text_model._set_vocab_none
     sys.argv = ["convert_hf_to_gguf.py", checkpoint, "--outfile", out, "--outtype", dtype]
     convert_hf_to_gguf.main()
 

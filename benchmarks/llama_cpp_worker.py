@@ -3,7 +3,8 @@
     open      model, threads, context        -> seconds to load, seconds to the first token
     score     tokens, first                  -> shape, then raw float32 logits
     decode    tokens, steps                  -> seconds of prefill and of `steps` single-token runs
-    quantise  source, out, kind
+    quantise  source, out, kind, imatrix (optional: an .npz of mean squares by tensor name)
+    tokenize  text                           -> ids, with the special tokens that the file adds
 
 KV cache f16 and batch sizes are llama.cpp's defaults; greedy sampling is an argmax in numpy.
 """
@@ -71,11 +72,25 @@ class Session:
         return int(logits[0].argmax())
 
 
+def tokenize(session: Session, text: str) -> list[int]:
+    """Ids of a text; names of special tokens in it are plain text."""
+    data = text.encode()
+    ids = (ll.llama_token * (len(data) + 8))()
+    vocabulary = ll.llama_model_get_vocab(session.model)
+    count = ll.llama_tokenize(vocabulary, data, len(data), ids, len(ids), True, False)
+    if count < 0:
+        raise ValueError(f"llama_tokenize returned {count}")
+    return list(ids[:count])
+
+
 def quantise(command: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp's default mix of a type, from a float GGUF."""
     params = ll.llama_model_quantize_default_params()
     params.ftype = KINDS[command["kind"]]
-    params.nthread = command.get("threads", params.nthread)
+    if "imatrix" in command:
+        means = np.load(command["imatrix"])  # held until the call below is over
+        arrays = {name: np.ascontiguousarray(means[name], np.float32) for name in means.files}
+        params.imatrix = imatrix_data(arrays)
     start = time.perf_counter()
     status = ll.llama_model_quantize(
         command["source"].encode(), command["out"].encode(), ctypes.byref(params)
@@ -83,6 +98,15 @@ def quantise(command: dict[str, Any]) -> dict[str, Any]:
     if status:
         raise ValueError(f"llama_model_quantize returned {status}")
     return {"seconds": time.perf_counter() - start}
+
+
+def imatrix_data(arrays: dict[str, np.ndarray]) -> Any:
+    """A C array of (name, floats, count), ended by an empty one."""
+    entries = (ll.llama_model_imatrix_data * (len(arrays) + 1))()
+    for entry, (name, values) in zip(entries, arrays.items(), strict=False):
+        entry.name, entry.size = name.encode(), values.size
+        entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    return entries
 
 
 def decode(session: Session, command: dict[str, Any]) -> dict[str, Any]:
@@ -131,6 +155,8 @@ def main() -> None:
                 }
             elif command["do"] == "decode" and session:
                 answer = decode(session, command)
+            elif command["do"] == "tokenize" and session:
+                answer = {"ids": tokenize(session, command["text"])}
             elif command["do"] == "quantise":
                 answer = quantise(command)
             else:

@@ -80,14 +80,20 @@ def convert(peer: LlamaCpp, checkpoint: Path, dtype: str = "f32") -> Path:
     return out
 
 
-def quantise(peer: LlamaCpp, checkpoint: Path, kind: str) -> Path:
-    """The checkpoint as a quantised GGUF (llama.cpp's own mix, no importance matrix); cached."""
+def quantise(peer: LlamaCpp, checkpoint: Path, kind: str, imatrix: Path | None = None) -> Path:
+    """The checkpoint as a quantised GGUF of llama.cpp's own mix; cached.
+
+    `imatrix`: an .npz of mean squares by tensor name, the importance matrix.
+    """
     source = convert(peer, checkpoint)
-    out = source.with_name(source.name.replace("-f32", f"-{kind}"))
+    out = source.with_name(source.name.replace("-f32", f"-{kind}{'-imatrix' if imatrix else ''}"))
     if not out.is_file():
         work = out.with_suffix(".partial")
+        command = {"do": "quantise", "source": str(source), "out": str(work), "kind": kind}
+        if imatrix is not None:
+            command["imatrix"] = str(imatrix)
         with worker(peer) as process:
-            process.call({"do": "quantise", "source": str(source), "out": str(work), "kind": kind})
+            process.call(command)
         work.rename(out)
     return out
 

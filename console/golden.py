@@ -13,11 +13,10 @@ from .terminal import Terminal
 
 if TYPE_CHECKING:
     from ..compiler.engine import EngineConfig
+    from ..compiler.frontend.checkpoint import Checkpoint
     from ..compiler.golden import Prompt, Thresholds
 
 FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-CACHES = {"f16": "float16", "int8": "q8_0", "int4": "q4_k_m"}
-"""A narrower cache may cost as much as weights of this format."""
 DEFAULT_PROMPTS = 6
 
 
@@ -30,9 +29,9 @@ def record(
     from ..compiler.golden import record as run
 
     source = open_source(checkpoint).checkpoint
-    prompts = _prompts(checkpoint, texts, greedy)
+    prompts = _prompts(source, texts, greedy)
     terminal.say(f"running {checkpoint} in float32 over {len(prompts)} prompts")
-    made = run(checkpoint, prompts, output.stem, rebuilt=rebuilt(source))
+    made = run(source.path, prompts, output.stem, rebuilt=rebuilt(source))
     path = made.save(output.parent)
     positions = sum(len(p.sequence) - p.first for p in made.prompts)
     text = f"{path}: {len(made.prompts)} prompts, {positions} positions"
@@ -40,13 +39,13 @@ def record(
     terminal.answer(text, data)
 
 
-def _prompts(checkpoint: Path, texts: Sequence[str], greedy: int) -> list[Prompt]:
+def _prompts(source: Checkpoint, texts: Sequence[str], greedy: int) -> list[Prompt]:
     """The given texts, or the first paragraphs of our prose; random ids without a tokenizer."""
     from ..compiler.golden import Prompt
     from ..compiler.golden.gate import PROSE
     from ..compiler.golden.record import random_tokens
 
-    if (checkpoint / "tokenizer.json").is_file():
+    if (source.path / "tokenizer.json").is_file():
         prose = PROSE.read_text(encoding="utf-8").split("\n\n")
         chosen = list(texts) or [p.strip() for p in prose if p.strip()][:DEFAULT_PROMPTS]
         return [Prompt(f"p{i}", text=text, greedy=greedy) for i, text in enumerate(chosen)]
@@ -54,18 +53,12 @@ def _prompts(checkpoint: Path, texts: Sequence[str], greedy: int) -> list[Prompt
         raise SpikeError(
             "SPK547",
             "golden",
-            f"{checkpoint} has no tokenizer.json, so a text can't be recorded.",
+            f"{source.path} has no tokenizer.json, so a text can't be recorded.",
             "Leave --prompt out: then fixed random ids are used.",
         )
-    width = _vocabulary(checkpoint)
+    width = int(source.config.get_text_config().vocab_size)
     ids = [random_tokens(width, 48, f"p{i}") for i in range(2)]
     return [Prompt(f"p{i}", tokens=tokens, greedy=16) for i, tokens in enumerate(ids)]
-
-
-def _vocabulary(checkpoint: Path) -> int:
-    from ..compiler.frontend.checkpoint import Checkpoint
-
-    return int(Checkpoint.open(checkpoint).config.get_text_config().vocab_size)
 
 
 def check(engine_path: Path, golden: str, limits: Mapping[str, float], terminal: Terminal) -> int:
@@ -104,7 +97,7 @@ def check(engine_path: Path, golden: str, limits: Mapping[str, float], terminal:
 
 def engine_limits(config: EngineConfig) -> Thresholds:
     """Limits for an engine's formats: the looser of weights and cache."""
-    from ..compiler.golden import thresholds_for
+    from ..compiler.golden import CACHES, thresholds_for
 
     made = config.pretrained_config.quantization
     algorithm = FLOATS.get(made.quant_algo, made.quant_algo)

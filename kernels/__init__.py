@@ -36,7 +36,9 @@ __all__ = [
     "pack",
     "packed_bytes",
     "quantize",
+    "quantize_with_feedback",
     "row_bytes",
+    "row_multiple",
     "stream_read",
     "unpack",
 ]
@@ -123,8 +125,17 @@ def ops_library() -> Path:
 
 
 def block_elements(fmt: Format) -> int:
-    """Elements that share one block (1, 32 or 256); K must be a multiple of it."""
+    """Elements that share one block: 1, 32 or 256."""
     return _kernels.block_elements(fmt)
+
+
+def row_multiple(fmt: Format) -> int:
+    """What K must be a multiple of: 1, 32, or 64 for blocks of 256.
+
+    A row of such a format that is not whole blocks ends in a short one (docs/storage-formats.md),
+    which GGUF does not have.
+    """
+    return _kernels.row_multiple(fmt)
 
 
 def row_bytes(fmt: Format, k: int) -> int:
@@ -156,14 +167,30 @@ def quantize(
     x = _float_matrix(x, "x")
     n, k = x.shape
     rows = np.empty((n, row_bytes(fmt, k)), np.uint8)
-    bad = _kernels.quantize(x, fmt, rows, _importance(importance, k), threads)
-    if bad is not None:
-        row, column, value = bad
-        limit = _kernels.largest_value(fmt)
-        raise ValueError(
-            f"row {row}, column {column} is {value}: {fmt} holds finite values up to {limit:.4g}"
-        )
+    _require_stored(_kernels.quantize(x, fmt, rows, _importance(importance, k), threads), fmt)
     return rows
+
+
+def quantize_with_feedback(
+    x: NDArray[np.float32], factor: NDArray[np.float32], fmt: Format, threads: int = 0
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """x f32 [N, K] -> logical rows uint8 [N, row_bytes], errors f32 [N, 3].
+
+    `factor` R f32 [K, K] is upper triangular with a positive diagonal; R R^T is the inputs' second
+    moment H. A row's error is (x - q) H (x - q)^T, by how it was quantised: as `quantize` does
+    without and with the importances diag(H), and with error feedback. Each row is stored by the
+    method that leaves the least. The same bytes for any `threads`; ValueError as from `quantize`.
+    """
+    x, factor = _float_matrix(x, "x"), _float_matrix(factor, "factor")
+    n, k = x.shape
+    if fmt in ("f32", "f16", "bf16"):
+        raise ValueError(f"{fmt} has no blocks, so that nothing can be fed back")
+    if factor.shape != (k, k) or not (np.diagonal(factor) > 0).all():
+        raise ValueError(f"factor must be [{k}, {k}] with a positive diagonal, not {factor.shape}")
+    rows = np.empty((n, row_bytes(fmt, k)), np.uint8)
+    errors = np.empty((n, 3), np.float32)
+    _require_stored(_kernels.quantize_with_feedback(x, factor, fmt, rows, errors, threads), fmt)
+    return rows, errors
 
 
 def dequantize(
@@ -302,12 +329,21 @@ def stream_read(data: NDArray[np.uint8], threads: int = 0) -> int:
     return _kernels.stream_read(np.ascontiguousarray(data), threads)
 
 
+def _require_stored(bad: tuple[int, int, float] | None, fmt: Format) -> None:
+    if bad is not None:
+        row, column, value = bad
+        limit = _kernels.largest_value(fmt)
+        raise ValueError(
+            f"row {row}, column {column} is {value}: {fmt} holds finite values up to {limit:.4g}"
+        )
+
+
 def _check_k(fmt: Format, k: int) -> None:
     if fmt not in FORMATS:
         raise ValueError(f"unknown storage format {fmt!r}: one of {', '.join(FORMATS)}")
-    block = _kernels.block_elements(fmt)
-    if k <= 0 or k % block:
-        raise ValueError(f"{fmt} needs rows that are a positive multiple of {block}, not {k}")
+    multiple = _kernels.row_multiple(fmt)
+    if k <= 0 or k % multiple:
+        raise ValueError(f"{fmt} needs rows that are a positive multiple of {multiple}, not {k}")
 
 
 def _float_matrix(x: NDArray[np.float32], name: str) -> NDArray[np.float32]:

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 from ...errors import ExitCode, SpikeError
 from ...kernels import FORMATS
 from ..quantize import Given, Role
-from ..quantize.policy import fitting
+from ..quantize.policy import SHORT, fitting
 from ..quantize.roles import UNQUANTIZED
 
 if TYPE_CHECKING:  # the command line reads recipes without torch
     from ..ir import Constant
 
 CONDITIONS = ("match", "role", "layers")
+KNOWN = (*FORMATS, *SHORT)
 ROLES = tuple(role.value for role in Role)
 
 
@@ -36,7 +37,8 @@ class Override:
     """One rule of a recipe's `formats`; at least one of the conditions.
 
     Args:
-        format: storage format, as in docs/storage-formats.md.
+        format: storage format, as in docs/storage-formats.md; ``q4_k_short`` and its like have a
+            short last block where the rows need one.
         match: glob over the whole parameter name, or /regex/ found anywhere in it.
         role: of the matrix, such as ``attn_v``.
         layers: ``3``, ``0-3`` or ``0-3,28-29``: indices of decoder layers.
@@ -51,8 +53,8 @@ class Override:
     layers: str = ""
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise _unknown("format", self.format, FORMATS)
+        if self.format not in KNOWN:
+            raise _unknown("format", self.format, KNOWN)
         if self.role and self.role not in ROLES:
             raise _unknown("role", self.role, ROLES)
         if not any(getattr(self, name) for name in CONDITIONS):

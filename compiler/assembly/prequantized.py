@@ -4,7 +4,7 @@ With ``--quantization none`` (or ``auto``) nothing is rounded. Integers on a gri
 blocks already, if each block of 32 has one scale and code - zero point fits:
 
     -8 .. 7       q4_0, d * (q - 8)        symmetric 4 bits, and 2 or 3 bits
-    -16 .. 15     q5_0, d * (q - 16)       4 bits with any zero point; q4_0 while we lack it
+    -16 .. 15     q5_0, d * (q - 16)       4 bits with any zero point
     -128 .. 127   q8_0, d * q              symmetric 8 bits
 
 Everything else (act-order, float8, other scales) becomes the narrowest float that is exact.
@@ -23,7 +23,6 @@ import torch
 from ..frontend.checkpoint import Checkpoint
 from ..ir import Constant
 from ..quantize import Blocks, Given, stored_bytes
-from ..quantize.policy import BLOCK
 from ..quantize.roles import UNQUANTIZED, Role
 
 BLOCK_SIZE = 32
@@ -77,26 +76,28 @@ class Kept:
         assert integers is not None
         grid = integers.per_block(BLOCK_SIZE)
         assert grid is not None
-        codes, scales, zeros = map(const.part_of, (integers.codes(), *grid))
+        rows = slice(*const.rows) if const.rows else slice(None)  # outputs come first already
+        codes, scales, zeros = (part[..., rows, :] for part in (integers.codes(), *grid))
         return Blocks(format, blocks(format, codes, scales, zeros), integers.columns)
 
     def _block_format(self, const: Constant) -> str | None:
-        if const.plus or const.transposed or const.parameter is None:
+        if const.plus or const.parameter is None:
             return None
         integers = self.checkpoint.integers(const.parameter)
         grid = integers and integers.per_block(BLOCK_SIZE)
         if integers is None or grid is None:
             return None
+        if integers.inputs_first != const.transposed:
+            return None
         # a rule that moves columns leaves scales whose rows aren't the parameter's
-        if integers.scales.shape[:-1] != self.checkpoint.parameters[const.parameter].shape[:-1]:
+        *stack, n, k = self.checkpoint.parameters[const.parameter].shape
+        if integers.scales.shape[:-1] != (*stack, k if const.transposed else n):
             return None
         scales = integers.scales.float()
         if not bool(scales.isfinite().all()) or not torch.equal(scales.half().float(), scales):
             return None
         low, high = integers.range
-        return next(
-            (f for f, least, most in BLOCKS if f in BLOCK and least <= low and high <= most), None
-        )
+        return next((f for f, least, most in BLOCKS if least <= low and high <= most), None)
 
     def notes(self) -> Sequence[str]:
         """What a user may want to know about the formats; empty if nothing is packed."""

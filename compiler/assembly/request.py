@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ...errors import ExitCode, SpikeError
+from ..engine.cache import GROUP_TOKENS
 from .overrides import Override
 
 HALVES = ("float16", "bfloat16")
@@ -20,6 +21,7 @@ KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
 SIZES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20,
          "gib": 1 << 30}  # fmt: skip
 KV_TYPES = ("auto", "paged", "continuous")
+QUANTIZERS = ("auto", "plain", "feedback")
 BACKENDS = ("onnxruntime", "tensorrt")
 PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration", "imatrix")
 
@@ -29,12 +31,16 @@ class BuildRequest:
     """One build.
 
     Args:
-        model: checkpoint directory.
+        model: checkpoint directory, or a GGUF file.
         output_dir: engine directory to publish.
         model_type: the checkpoint's type if config.json does not state it.
         dtype: storage of unquantised matrices; ``auto`` is the checkpoint's. ``float16`` and
             ``bfloat16`` also round every value to it for which that is safe (assign-precision).
-        quantization: ``q4_k_m`` and so on; ``none`` keeps matrices in `dtype`.
+        quantization: ``q4_k_m`` and so on; ``none`` keeps matrices in `dtype`, and those of a
+            source that is quantised already in their own formats.
+        quantizer: ``plain``, matrix by matrix; ``feedback`` reads calibration text and lets later
+            columns make up for the errors of earlier ones (GPTQ); ``auto`` is feedback if
+            `calibration` is given, else plain.
         enable_streaming: flat tokens over a paged cache, instead of batch, sequence and past.
         max_num_tokens: tokens of one step.
         max_batch_size: sequences of one step.
@@ -45,7 +51,8 @@ class BuildRequest:
         workers: threads of the quantiser; 0 for one per CPU.
         golden: ``auto``, ``off``, or a golden set's file.
         thresholds: limits of the golden gate that replace the format's own.
-        calibration: text file on which values are observed for ``dtype``; None is our own text.
+        calibration: text file on which values are observed for ``dtype``, and to whose inputs
+            matrices are quantised; None is our own text.
         imatrix: file of importances (`spike calibrate`) that weigh the quantiser's errors.
         without: passes to leave out.
         pass_options: options by pass name.
@@ -65,6 +72,7 @@ class BuildRequest:
     model_type: str | None = None
     dtype: str = "auto"
     quantization: str = "none"
+    quantizer: str = "auto"
     enable_streaming: bool = False
     max_num_tokens: int = 512
     max_batch_size: int = 8
@@ -90,13 +98,14 @@ class BuildRequest:
     keep_failed: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SpikeError SPK801 for a value out of range, SPK802 for a later feature."""
+        """Raises SpikeError SPK801 for a value out of range, SPK802 for a later feature, SPK430."""
         object.__setattr__(self, "model", Path(self.model))
         object.__setattr__(self, "output_dir", Path(self.output_dir))
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv-cache-dtype", self.kv_cache_dtype, KV_DTYPES)
         _one_of("kv-cache-type", self.kv_cache_type, KV_TYPES)
         _one_of("backend", self.backend, BACKENDS)
+        _one_of("quantizer", self.quantizer, QUANTIZERS)
         for name in ("max_num_tokens", "max_batch_size", "max_seq_len", "tokens_per_block"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -162,6 +171,15 @@ class BuildRequest:
                 "Leave --dry-run out.",
             )
 
+    @property
+    def resolved_quantizer(self) -> str:
+        """``plain`` or ``feedback``. Text for half precision or a budget doesn't ask for
+        feedback as well."""
+        if self.quantizer != "auto":
+            return self.quantizer
+        asked = self.calibration is not None and self.dtype not in HALVES and not self.budgeted
+        return "feedback" if asked else "plain"
+
     def _check_cache(self) -> None:
         only = "paged" if self.enable_streaming else "continuous"
         if self.kv_cache_type not in ("auto", only):
@@ -169,16 +187,28 @@ class BuildRequest:
             raise _bad("kv-cache-type", self.kv_cache_type, f"used {wanted} --enable-streaming")
         if not self.enable_streaming and self.kv_cache_dtype not in ("auto", "f32"):
             raise _bad("kv-cache-dtype", self.kv_cache_dtype, "used with --enable-streaming")
+        if self.kv_cache_dtype == "int4" and self.tokens_per_block % GROUP_TOKENS:
+            raise SpikeError(
+                "SPK430",
+                "command line",
+                f"--tokens-per-block is {self.tokens_per_block}; an int4 cache codes keys in "
+                f"groups of {GROUP_TOKENS} tokens, and no group may lie in two blocks.",
+                f"Use {GROUP_TOKENS} or a multiple of it, or --kv-cache-dtype int8.",
+                ExitCode.USAGE,
+            )
 
     def _check_calibration(self) -> None:
         """Raises SPK818 for a text that nothing would read."""
-        if self.calibration is not None and self.dtype not in HALVES and not self.budgeted:
+        read = self.dtype in HALVES or self.budgeted or self.resolved_quantizer == "feedback"
+        if self.calibration is not None and not read:
             raise SpikeError(
                 "SPK818",
                 "command line",
-                f"--calibration has no use with --dtype {self.dtype}: ranges are observed to "
-                "decide which values may be rounded to half precision.",
-                "Leave it out, or give --dtype float16 or bfloat16, or a budget such as --max-kl.",
+                f"--calibration has no use with --quantizer plain and --dtype {self.dtype}: text "
+                "is read to quantise to typical inputs, and to decide which values may be rounded "
+                "to half precision.",
+                "Leave it out, or give another --quantizer, --dtype float16 or bfloat16, or a "
+                "quality budget such as --max-kl.",
                 ExitCode.USAGE,
             )
 

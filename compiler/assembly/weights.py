@@ -23,7 +23,8 @@ from .progress import Progress
 ARRAY = "array"
 
 Ready: TypeAlias = Callable[[Constant], Blocks | None]
-"""The blocks of a constant that exist already, in the format that its storage plan names."""
+"""The blocks of a constant that exist already, in the format that its storage plan names; of a
+constant that is no matrix (format `array`) its plain float32 as one row of bytes."""
 
 
 def nothing_ready(_: Constant) -> Blocks | None:
@@ -93,27 +94,34 @@ def _chunks(
 ) -> Iterator[memoryview]:
     if blocks is not None:
         assert blocks.format == const.format, (const.name, blocks.format, const.format)
-        _measure(blocks, source_values(const, checkpoint), meter)
-        checkpoint.release()
-        return store_blocks(blocks)
-    return _quantised(const, checkpoint, threads, importance(const), meter)
+    for chunk in (
+        _ready(const, checkpoint, blocks, meter)
+        if blocks
+        else _quantised(const, checkpoint, threads, importance, meter)
+    ):
+        yield chunk
+        checkpoint.release()  # the source's pages behind the chunk
+
+
+def _ready(
+    const: Constant, checkpoint: Checkpoint, blocks: Blocks, meter: ErrorMeter
+) -> Iterator[memoryview]:
+    if blocks.format == ARRAY:
+        return iter([np.ascontiguousarray(blocks.rows).data])
+    _measure(blocks, source_values(const, checkpoint), meter)
+    return store_blocks(blocks)
 
 
 def _quantised(
     const: Constant,
     checkpoint: Checkpoint,
     threads: int,
-    importance: npt.NDArray[np.float32] | None,
+    importance: Importance,
     meter: ErrorMeter,
 ) -> Iterator[memoryview]:
-    """Chunk by chunk; the source's pages are let go of behind it."""
-    name, format = const.parameter or const.name, _format(const)
-    values = source_values(const, checkpoint)
-    for chunk in store(
-        values, format, name=name, threads=threads, importance=importance, meter=meter
-    ):
-        yield chunk
-        checkpoint.release()
+    name, weigh = const.parameter or const.name, importance(const)
+    values, format = source_values(const, checkpoint), _format(const)
+    return store(values, format, name=name, threads=threads, importance=weigh, meter=meter)
 
 
 def _measure(blocks: Blocks, values: torch.Tensor, meter: ErrorMeter) -> None:

@@ -20,9 +20,10 @@ from .gate import gate, text_windows
 from .record import Prompt, record
 from .reference import Rebuilt, Reference
 from .sets import GoldenPrompt, GoldenSet
-from .thresholds import THRESHOLDS, Thresholds, thresholds_for
+from .thresholds import CACHES, THRESHOLDS, Thresholds, thresholds_for
 
 __all__ = [
+    "CACHES",
     "NEAR_TIE",
     "THRESHOLDS",
     "Divergence",

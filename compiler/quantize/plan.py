@@ -10,7 +10,7 @@ from typing import cast
 
 from ...kernels import Format, packed_bytes
 from .names import Quantization
-from .policy import BLOCK, Case, ModelFacts, choose
+from .policy import BLOCK, SHORT, Case, ModelFacts, choose, fitting, short_block
 from .roles import VALUE_LIKE, Role
 
 
@@ -34,7 +34,11 @@ class TensorSpec:
 @dataclass(frozen=True)
 class Given:
     """A format that is settled before the rules are asked: `why` says by what, `fallback` what did
-    not fit, if it is not the one that was asked for."""
+    not fit, if it is not the one that was asked for.
+
+    ``q4_k_short`` and its like (policy.SHORT) are the format with a short last block if K needs it;
+    so is the bare format, for rows that need one.
+    """
 
     format: str
     why: str
@@ -125,12 +129,20 @@ def plan(
         case = Case(tensor.role, tensor.shape[-1], index, count, model)
         if given and tensor.name in given:
             settled = given[tensor.name]
-            format, why, fallback = settled.format, settled.why, settled.fallback
+            format, misfit = _as_given(settled, tensor.shape[-1])
+            fallback = misfit or settled.fallback
+            rest = short_block(format, tensor.shape[-1])
+            why = f"{settled.why}, last block of {rest}" if rest else settled.why
         else:
             format, why, fallback = choose(quantization, case, len(tensor.shape))
         size = stored_bytes(format, tensor.shape)
         choices.append(Choice(tensor.name, tensor.role, tensor.shape, format, why, fallback, size))
     return StoragePlan(quantization, tuple(choices))
+
+
+def _as_given(settled: Given, k: int) -> tuple[str, str]:
+    """The format of rows of k elements, and what did not fit."""
+    return fitting(settled.format, k) if settled.format in SHORT else (settled.format, "")
 
 
 def stored_bytes(format: str, shape: tuple[int, ...]) -> int:

@@ -72,7 +72,7 @@ def store(
 def _store_vector(parts: Sequence[Tensor], format: str, name: str) -> Iterator[memoryview]:
     if format != "f32":
         raise ValueError(f"{name} has one dimension and is stored as f32, not {format}")
-    values = np.concatenate([_as_f32(part) for part in parts])
+    values = np.concatenate([as_f32(part) for part in parts])
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
         raise _unrepresentable(name, (int(bad[0]),), values[bad[0]], format)
@@ -96,7 +96,7 @@ def _store_matrix(
         try:
             blocks = quantize(rows, cast(Format, format), threads, importance)
         except ValueError:
-            _raise_if_unrepresentable(name, rows, first, format)
+            raise_if_unrepresentable(name, rows, first, format)
             raise
         if meter is not None:
             meter.add(rows, blocks, format)
@@ -113,7 +113,7 @@ def _row_chunks(
         row, n = 0, int(part.shape[0])
         while row < n:
             take = min(step - have, n - row)
-            pending.append(_as_f32(part[row : row + take]))
+            pending.append(as_f32(part[row : row + take]))
             row, have = row + take, have + take
             if have == step:
                 yield first, _joined(pending)
@@ -126,14 +126,14 @@ def _joined(rows: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
     return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 
-def _as_f32(tensor: Tensor) -> npt.NDArray[np.float32]:
+def as_f32(tensor: Tensor) -> npt.NDArray[np.float32]:
     """A C-contiguous f32 array; torch tensors (bf16 has no numpy type) are converted by torch."""
     if not isinstance(tensor, np.ndarray):
         tensor = tensor.detach().float().contiguous().numpy()
     return np.ascontiguousarray(tensor, dtype=np.float32)
 
 
-def _raise_if_unrepresentable(
+def raise_if_unrepresentable(
     name: str, rows: npt.NDArray[np.float32], first: int, format: str
 ) -> None:
     """Name the value because of which `quantize` refused: the first not finite, or the largest."""

@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "core/cpu.h"
+#include "core/error_feedback.h"
 #include "core/format.h"
 #include "core/linear.h"
 #include "core/moe.h"
@@ -50,17 +51,31 @@ auto with_pool(int threads, Body&& body) {
 
 const float* data_or_null(const std::optional<ConstFloats>& x) { return x ? x->data() : nullptr; }
 
-std::optional<std::tuple<int64_t, int64_t, float>> quantize(ConstFloats x, const std::string& name,
-                                                            Bytes rows,
-                                                            std::optional<ConstFloats> importance,
-                                                            int threads) {
-  const spike::Format format = format_of(name);
-  const int64_t n = static_cast<int64_t>(x.shape(0)), k = static_cast<int64_t>(x.shape(1));
-  const auto bad = with_pool(threads, [&](const spike::Parallel& parallel) {
-    return spike::quantize(parallel, format, x.data(), n, k, data_or_null(importance), rows.data());
-  });
+// Row, column and value that a format can't store.
+using Refused = std::optional<std::tuple<int64_t, int64_t, float>>;
+
+Refused refused(const std::optional<spike::Unrepresentable>& bad) {
   if (!bad) return std::nullopt;
   return std::make_tuple(bad->row, bad->column, bad->value);
+}
+
+Refused quantize(ConstFloats x, const std::string& name, Bytes rows,
+                 std::optional<ConstFloats> importance, int threads) {
+  const spike::Format format = format_of(name);
+  const int64_t n = static_cast<int64_t>(x.shape(0)), k = static_cast<int64_t>(x.shape(1));
+  return refused(with_pool(threads, [&](const spike::Parallel& parallel) {
+    return spike::quantize(parallel, format, x.data(), n, k, data_or_null(importance), rows.data());
+  }));
+}
+
+Refused quantize_with_feedback(ConstFloats x, ConstFloats factor, const std::string& name,
+                               Bytes rows, Floats errors, int threads) {
+  const spike::Format format = format_of(name);
+  const int64_t n = static_cast<int64_t>(x.shape(0)), k = static_cast<int64_t>(x.shape(1));
+  return refused(with_pool(threads, [&](const spike::Parallel& parallel) {
+    return spike::quantize_with_feedback(parallel, format, x.data(), factor.data(), n, k,
+                                         rows.data(), errors.data());
+  }));
 }
 
 void dequantize(ConstBytes rows, const std::string& name, Floats x, int threads) {
@@ -143,6 +158,9 @@ NB_MODULE(_kernels, m) {
       "block_elements", [](const std::string& f) { return spike::block_elements(format_of(f)); },
       nb::arg("format"));
   m.def(
+      "row_multiple", [](const std::string& f) { return spike::row_multiple(format_of(f)); },
+      nb::arg("format"));
+  m.def(
       "row_bytes",
       [](const std::string& f, int64_t k) { return spike::row_bytes(format_of(f), k); },
       nb::arg("format"), nb::arg("k"));
@@ -157,6 +175,9 @@ NB_MODULE(_kernels, m) {
       nb::arg("format"));
   m.def("quantize", &quantize, nb::arg("x").noconvert(), nb::arg("format"),
         nb::arg("rows").noconvert(), nb::arg("importance").none(), nb::arg("threads"));
+  m.def("quantize_with_feedback", &quantize_with_feedback, nb::arg("x").noconvert(),
+        nb::arg("factor").noconvert(), nb::arg("format"), nb::arg("rows").noconvert(),
+        nb::arg("errors").noconvert(), nb::arg("threads"));
   m.def("dequantize", &dequantize, nb::arg("rows").noconvert(), nb::arg("format"),
         nb::arg("x").noconvert(), nb::arg("threads"));
   m.def(

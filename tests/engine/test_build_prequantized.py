@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from spikeinfer import SpikeEngine, kernels
+from spikeinfer import SpikeEngine
 from spikeinfer.compiler.assembly.progress import Progress
 from spikeinfer.compiler.assembly.source import rebuilt
 from spikeinfer.compiler.frontend.checkpoint import Checkpoint
@@ -36,8 +36,6 @@ ROUNDED_ACTIVATIONS = 0.05
 """Of the logits' spread; int8 per 32 is half a per cent per product, and there are fourteen."""
 IDS = [5, 17, 90, 3, 42, 42, 8, 61, 77, 12]
 
-SYMMETRIC = "q4_0" if "q4_0" in kernels.FORMATS else "q5_0"
-
 FORMATS: dict[str, tuple[packers.Writer, dict[str, Any], set[str]]] = {
     "gptq asymmetric": (
         packers.gptq(sym=False, group=128),
@@ -51,7 +49,7 @@ FORMATS: dict[str, tuple[packers.Writer, dict[str, Any], set[str]]] = {
     ),
     "gptq 8 bits": (packers.gptq(8), packers.gptq_settings(8), {"q8_0"}),
     "awq": (packers.awq(), packers.awq_settings(), {"q5_0"}),
-    "compressed": (packers.pack_quantized(), packers.compressed_settings(), {SYMMETRIC}),
+    "compressed": (packers.pack_quantized(), packers.compressed_settings(), {"q4_0"}),
     "fp8": (packers.float8((96, 80)), packers.fp8_settings((96, 80)), {"f32"}),
     "fp8 with powers of two": (
         packers.float8((1, 32), dtype=torch.uint8),
@@ -173,6 +171,26 @@ def test_two_builds_give_the_same_bytes_and_the_dry_run_their_number(
         assert result.weight_bytes == planned.weight_bytes
     a, b = ((tmp_path / name / "engine" / "rank0.weights").read_bytes() for name in "ab")
     assert a == b
+
+
+def test_layers_that_keep_inputs_first_are_kept_as_blocks(tmp_path: Path) -> None:
+    def write(rng: Any, k: int, n: int) -> Any:  # GPT-2's Conv1D stores [inputs, outputs]
+        parts, values = packers.gptq(sym=False)(rng, n, k)
+        return parts, values.T.copy()
+
+    def chosen(module: str) -> bool:
+        return module.endswith(("c_attn", "c_proj", "c_fc"))  # attn.c_proj is square
+
+    settings = packers.gptq_settings(sym=False)
+    extra = {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    values = packers.write_checkpoint(tmp_path / "packed", write, settings, "gpt2", chosen, **extra)
+    result, _ = built(tmp_path / "packed", tmp_path)
+    assert result.evidence.status == "passed"
+    assert sum(choice.format == "q5_0" for choice in result.plan.choices) >= 8
+    expected = reference_logits(tmp_path / "packed", values, tmp_path / "plain")
+    with SpikeEngine(tmp_path / "engine") as engine:
+        error = np.abs(engine.score(IDS) - expected).max()
+    assert error <= ROUNDED_ACTIVATIONS * np.ptp(expected)
 
 
 def test_experts_are_kept_as_blocks(tmp_path: Path) -> None:

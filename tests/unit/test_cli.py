@@ -17,6 +17,7 @@ from spikeinfer.console.terminal import LogLevel, Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ["build", "--model", "M", "--output-dir", "E"]
+INT4_CACHE = ["--enable-streaming", "--kv-cache-dtype", "int4"]
 CODE = re.compile(r"""["'](SPK\d{3})["']""")
 
 Outcome = tuple[int, str, str]
@@ -108,8 +109,13 @@ def test_what_is_not_in_this_version_says_so(
         ([*BUILD, "--dtype", "int3"], "SPK801", "--dtype is 'int3'"),
         ([*BUILD, "--max-batch-size", "0"], "SPK801", "--max-batch-size is 0"),
         ([*BUILD, "--kv-cache-type", "paged"], "SPK801", "--enable-streaming"),
-        ([*BUILD, "--calibration", "T"], "SPK818", "--dtype auto"),
-        ([*BUILD, "--calibration", "T", "--dtype", "float32"], "SPK818", "--dtype float32"),
+        ([*BUILD, "--calibration", "T", "--quantizer", "plain"], "SPK818", "--dtype auto"),
+        ([*BUILD, "--quantizer", "gptq"], "SPK801", "one of auto, plain, feedback"),
+        (
+            [*BUILD, *INT4_CACHE, "--tokens-per-block", "48"],
+            "SPK430",
+            "--tokens-per-block is 48",
+        ),
         (["build", "--model", "M"], "SPK807", "--output-dir DIR"),
         ([*BUILD, "--max-kl", "0"], "SPK801", "--max-kl is 0.0"),
         ([*BUILD, "--max-size", "90 apples"], "SPK801", "90MB"),

@@ -26,6 +26,7 @@ from .packed import (
     ReadTensor,
     Scheme,
     require_form,
+    require_matrix,
     require_parts,
     split_leaf,
 )
@@ -77,7 +78,7 @@ class Awq(Scheme):
         """Checks every shape against the codes'."""
         require_parts(name, parts, PARTS, self.label)
         codes = parts["qweight"]
-        require_form(codes, ("I32",), [codes.shape[:2]], "codes in 32-bit words")
+        require_matrix(codes, ("I32",), "codes in 32-bit words")
         columns, words = codes.shape
         outputs = words * 8
         size = columns if self.group_size == -1 else self.group_size

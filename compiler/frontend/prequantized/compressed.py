@@ -36,6 +36,7 @@ from .packed import (
     ReadTensor,
     Scheme,
     require_form,
+    require_matrix,
     require_parts,
     split_leaf,
 )
@@ -247,8 +248,7 @@ class CompressedTensors(Scheme):
     def _shape(self, name: str, parts: Parts, group: Group, read: ReadTensor) -> tuple[int, int]:
         """(N, K) of the module: as `weight_shape` holds it, which the codes must agree with."""
         if "weight_packed" not in parts:
-            if len(parts["weight"].shape) != 2:
-                require_form(parts["weight"], ("I8",), [(0, 0)], "a matrix")
+            require_matrix(parts["weight"], ("I8",), "8-bit codes")
             self.settings.one_of(group.bits, (8,), "num_bits")
             rows, columns = parts["weight"].shape
             return rows, columns
@@ -256,6 +256,7 @@ class CompressedTensors(Scheme):
         require_parts(name, parts, ("weight_shape",), self.label)
         require_form(parts["weight_shape"], ("I64", "I32"), [(2,)], "rows and columns")
         rows, columns = (int(size) for size in read(parts["weight_shape"].name))
+        require_matrix(parts["weight_packed"], ("I32",), "codes in 32-bit words")
         width = words_for(columns, group.bits)
         why = f"{rows} x {columns} codes of {group.bits} bits, as {name}_shape says"
         require_form(parts["weight_packed"], ("I32",), [(rows, width)], why)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from ..safetensors_file import StoredTensor
-from .packed import Packed, Parts, ReadTensor, Scheme, require_form, require_parts
+from .packed import Packed, Parts, ReadTensor, Scheme, require_form, require_matrix, require_parts
 from .precision import Precision
 from .settings import Settings
 
@@ -106,8 +106,7 @@ def float8(name: str, parts: Parts, blocks: Sequence[tuple[int, int]]) -> Float8
     Raises: SPK142.
     """
     weight, scale = parts["weight"], parts["scale"]
-    if len(weight.shape) < 2 or weight.dtype not in FLOAT8:
-        require_form(weight, FLOAT8, [(0, 0)], "a float8 matrix")
+    require_matrix(weight, FLOAT8, "a float8 matrix", stack=True)
     *stack, rows, columns = weight.shape
     shapes: dict[tuple[int, ...], tuple[int, int]] = {}
     for height, width in (block for block in blocks if block != WHOLE):

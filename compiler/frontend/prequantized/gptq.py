@@ -35,6 +35,7 @@ from .packed import (
     ReadTensor,
     Scheme,
     require_form,
+    require_matrix,
     require_parts,
     split_leaf,
 )
@@ -125,7 +126,9 @@ class GptqMatrix(Packed):
             words = read(self.parts["qweight"].name)
             return unpack_words(words, self.bits, self.columns, dim=0).t().contiguous()
 
-        return Integers(self.bits, self.columns, scales, zeros, codes, self._groups(read))
+        return Integers(
+            self.bits, self.columns, scales, zeros, codes, self._groups(read), self.inputs_first
+        )
 
     def _groups(self, read: ReadTensor) -> torch.Tensor | None:
         """None where groups are runs of equal length, also if `g_idx` says so at length."""
@@ -173,11 +176,12 @@ class Gptq(Scheme):
         """Checks every shape against the codes'."""
         require_parts(name, parts, ("qweight", "qzeros", "scales"), self.label)
         codes = parts["qweight"]
-        require_form(codes, ("I32",), [codes.shape[:2]], "codes in 32-bit words")
+        require_matrix(codes, ("I32",), "codes in 32-bit words")
         rows, outputs = codes.shape
         columns = rows * 32 // self.bits
         if "g_idx" in parts:  # says K also where the last word isn't full
-            fits = words_for(count := parts["g_idx"].shape[0], self.bits) == rows
+            count = next(iter(parts["g_idx"].shape), 0)
+            fits = words_for(count, self.bits) == rows
             columns = count if fits else columns
             require_form(parts["g_idx"], ("I32", "I64"), [(columns,)], f"{columns} inputs")
         size = columns if self.group_size == -1 else min(self.group_size, columns)

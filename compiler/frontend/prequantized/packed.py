@@ -107,10 +107,22 @@ def require_form(
     Args:
         why: what the shape follows from: "96 inputs in groups of 32".
     """
-    if entry.dtype in dtypes and entry.shape in shapes:
-        return
-    wanted = " or ".join(str(list(shape)) for shape in shapes) or "of whole groups"
-    raise SpikeError(
+    if entry.dtype not in dtypes or entry.shape not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes) or "of whole groups"
+        raise _wrong_form(entry, dtypes, wanted, why)
+
+
+def require_matrix(
+    entry: StoredTensor, dtypes: Collection[str], why: str, stack: bool = False
+) -> None:
+    """Raises SPK142 unless a part is a matrix (or a stack of them) of one of the dtypes."""
+    ranked = len(entry.shape) == 2 or (stack and len(entry.shape) > 2)
+    if entry.dtype not in dtypes or not ranked or not all(entry.shape):
+        raise _wrong_form(entry, dtypes, "[rows, columns]", why)
+
+
+def _wrong_form(entry: StoredTensor, dtypes: Collection[str], wanted: str, why: str) -> SpikeError:
+    return SpikeError(
         "SPK142",
         "checkpoint",
         f"{entry.name} is {entry.dtype} {list(entry.shape)}, but must be {' or '.join(dtypes)} "

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import packers
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from spikeinfer.compiler.frontend.checkpoint import Checkpoint
+from spikeinfer.compiler.frontend.prequantized import read_scheme, unpack
 from spikeinfer.compiler.frontend.safetensors_file import SafetensorsFile
+from spikeinfer.compiler.frontend.weight_files import locate_weights
 from spikeinfer.errors import ExitCode, SpikeError
 
 UP = "model.layers.1.mlp.up_proj"
@@ -207,6 +211,29 @@ def test_parts_of_wrong_shape_or_dtype(tmp_path: Path, kind: str, part: str, cha
 
     edit_tensors(tmp_path, edit)
     refused(tmp_path, "SPK142", f"{UP}.{part} is", "but must be")
+
+
+SHAPES = [(), (0,), (1,), (3,), (2,), (0, 0), (0, 128), (256, 0), (1, 1), (2, 2, 2), (256, 128)]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_parts_of_any_shape_and_dtype_never_end_in_a_traceback(tmp_path: Path, kind: str) -> None:
+    writer, settings = FORMATS[kind]
+    scheme = read_scheme(tmp_path, {"quantization_config": settings})
+    assert scheme is not None
+    parts, _ = writer(np.random.default_rng(0), 256, 128)
+    good = {f"layer.{part}": data for part, data in parts.items()}
+    codes = set()
+    for name, shape in itertools.product(good, SHAPES):
+        for dtype in (good[name].dtype, torch.int32, torch.float32):
+            bad = good | {name: torch.zeros(shape, dtype=dtype)}
+            save_file(bad, tmp_path / "model.safetensors")
+            try:
+                unpack(locate_weights(tmp_path), scheme)
+            except SpikeError as error:
+                codes.add(error.code)
+    assert "SPK142" in codes
+    assert codes <= {"SPK141", "SPK142", "SPK144"}
 
 
 @pytest.mark.parametrize("kind", ["gptq", "awq", "compressed"])
