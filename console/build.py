@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compiler.assembly.request import BuildRequest
+from ..compiler.engine.cache import cache_line
 from .options import require_build_extra
 from .progress import progress_for
 from .tables import duration, facts, section, sections, size, table
@@ -76,12 +77,10 @@ def result_text(result: BuildResult, seconds: float) -> str:
 def config_rows(config: EngineConfig) -> list[tuple[str, object]]:
     """Interface and capacity of an engine."""
     build, model = config.build_config, config.pretrained_config
-    token = sum(s.kv_heads * s.row_bytes for s in config.spike.states)
-    cache = model.quantization.kv_cache_quant_algo
     return [
         ("Model", f"{model.architecture}, {model.num_hidden_layers} layers"),
         ("Interface", f"{config.spike.abi} on {config.spike.backend}"),
-        ("KV cache", f"{cache}, {build.kv_cache_type}, {size(token)} per token"),
+        ("KV cache", cache_line(config)),
         ("Capacity", f"{build.max_batch_size} sequences of {build.max_seq_len} tokens, "
                      f"{build.max_num_tokens} tokens per step"),
     ]  # fmt: skip

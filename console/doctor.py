@@ -17,7 +17,7 @@ FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512
 """As /proc/cpuinfo spells them; those that kernels look for, and the next ones."""
 PARTS = {
     "runtime": ("numpy", "onnxruntime", "tokenizers", "jinja2"),
-    "build": ("torch", "transformers", "onnx", "safetensors"),
+    "build": ("torch", "transformers", "onnx", "safetensors", "gguf"),
     "serve": ("fastapi", "uvicorn", "prometheus-client"),
     "tensorrt": ("tensorrt-rtx",),
 }

@@ -13,11 +13,10 @@ from .terminal import Terminal
 
 if TYPE_CHECKING:
     from ..compiler.engine import EngineConfig
+    from ..compiler.frontend.checkpoint import Checkpoint
     from ..compiler.golden import Prompt, Thresholds
 
 FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-CACHES = {"f16": "float16", "int8": "q8_0", "int4": "q4_k_m"}
-"""A narrower cache may cost as much as weights of this format."""
 DEFAULT_PROMPTS = 6
 
 
@@ -26,11 +25,13 @@ def record(
 ) -> None:
     """Record a golden set from a checkpoint, with transformers in float32, into `output`."""
     require_build_extra()
+    from ..compiler.assembly.source import open_source, rebuilt
     from ..compiler.golden import record as run
 
-    prompts = _prompts(checkpoint, texts, greedy)
+    source = open_source(checkpoint).checkpoint
+    prompts = _prompts(source, texts, greedy)
     terminal.say(f"running {checkpoint} in float32 over {len(prompts)} prompts")
-    made = run(checkpoint, prompts, output.stem)
+    made = run(source.path, prompts, output.stem, rebuilt=rebuilt(source))
     path = made.save(output.parent)
     positions = sum(len(p.sequence) - p.first for p in made.prompts)
     text = f"{path}: {len(made.prompts)} prompts, {positions} positions"
@@ -38,13 +39,13 @@ def record(
     terminal.answer(text, data)
 
 
-def _prompts(checkpoint: Path, texts: Sequence[str], greedy: int) -> list[Prompt]:
+def _prompts(source: Checkpoint, texts: Sequence[str], greedy: int) -> list[Prompt]:
     """The given texts, or the first paragraphs of our prose; random ids without a tokenizer."""
     from ..compiler.golden import Prompt
     from ..compiler.golden.gate import PROSE
     from ..compiler.golden.record import random_tokens
 
-    if (checkpoint / "tokenizer.json").is_file():
+    if (source.path / "tokenizer.json").is_file():
         prose = PROSE.read_text(encoding="utf-8").split("\n\n")
         chosen = list(texts) or [p.strip() for p in prose if p.strip()][:DEFAULT_PROMPTS]
         return [Prompt(f"p{i}", text=text, greedy=greedy) for i, text in enumerate(chosen)]
@@ -52,18 +53,12 @@ def _prompts(checkpoint: Path, texts: Sequence[str], greedy: int) -> list[Prompt
         raise SpikeError(
             "SPK547",
             "golden",
-            f"{checkpoint} has no tokenizer.json, so a text can't be recorded.",
+            f"{source.path} has no tokenizer.json, so a text can't be recorded.",
             "Leave --prompt out: then fixed random ids are used.",
         )
-    width = _vocabulary(checkpoint)
+    width = int(source.config.get_text_config().vocab_size)
     ids = [random_tokens(width, 48, f"p{i}") for i in range(2)]
     return [Prompt(f"p{i}", tokens=tokens, greedy=16) for i, tokens in enumerate(ids)]
-
-
-def _vocabulary(checkpoint: Path) -> int:
-    from ..compiler.frontend.checkpoint import Checkpoint
-
-    return int(Checkpoint.open(checkpoint).config.get_text_config().vocab_size)
 
 
 def check(engine_path: Path, golden: str, limits: Mapping[str, float], terminal: Terminal) -> int:
@@ -101,10 +96,13 @@ def check(engine_path: Path, golden: str, limits: Mapping[str, float], terminal:
 
 def engine_limits(config: EngineConfig) -> Thresholds:
     """Limits for an engine's formats: the looser of weights and cache."""
-    from ..compiler.golden import thresholds_for
+    from ..compiler.golden import CACHES, thresholds_for
 
     made = config.pretrained_config.quantization
-    weights = thresholds_for(FLOATS.get(made.quant_algo, made.quant_algo), "float32")
+    algorithm = FLOATS.get(made.quant_algo, made.quant_algo)
+    if made.quant_algo in FLOATS and any(w.format not in FLOATS for w in config.spike.weights):
+        algorithm = "q8_0"  # blocks kept from the source are exact; their kernels round activations
+    weights = thresholds_for(algorithm, "float32")
     if made.kv_cache_quant_algo not in CACHES:
         return weights
     cache = thresholds_for(CACHES[made.kv_cache_quant_algo], "float32")

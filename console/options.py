@@ -17,7 +17,7 @@ LATER = {
     "target_sm": "It is for the tensorrt backend; build with --backend onnxruntime.",
 }
 """Flags that parse, but whose feature is not there yet, and what to do instead."""
-BUILD_PACKAGES = ("torch", "transformers", "onnx", "safetensors")
+BUILD_PACKAGES = ("torch", "transformers", "onnx", "safetensors", "gguf")
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "quantize",
     "quantize_with_feedback",
     "row_bytes",
+    "row_multiple",
     "stream_read",
     "unpack",
 ]
@@ -124,8 +125,17 @@ def ops_library() -> Path:
 
 
 def block_elements(fmt: Format) -> int:
-    """Elements that share one block (1, 32 or 256); K must be a multiple of it."""
+    """Elements that share one block: 1, 32 or 256."""
     return _kernels.block_elements(fmt)
+
+
+def row_multiple(fmt: Format) -> int:
+    """What K must be a multiple of: 1, 32, or 64 for blocks of 256.
+
+    A row of such a format that is not whole blocks ends in a short one (docs/storage-formats.md),
+    which GGUF does not have.
+    """
+    return _kernels.row_multiple(fmt)
 
 
 def row_bytes(fmt: Format, k: int) -> int:
@@ -331,9 +341,9 @@ def _require_stored(bad: tuple[int, int, float] | None, fmt: Format) -> None:
 def _check_k(fmt: Format, k: int) -> None:
     if fmt not in FORMATS:
         raise ValueError(f"unknown storage format {fmt!r}: one of {', '.join(FORMATS)}")
-    block = _kernels.block_elements(fmt)
-    if k <= 0 or k % block:
-        raise ValueError(f"{fmt} needs rows that are a positive multiple of {block}, not {k}")
+    multiple = _kernels.row_multiple(fmt)
+    if k <= 0 or k % multiple:
+        raise ValueError(f"{fmt} needs rows that are a positive multiple of {multiple}, not {k}")
 
 
 def _float_matrix(x: NDArray[np.float32], name: str) -> NDArray[np.float32]:

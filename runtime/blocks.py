@@ -16,13 +16,16 @@ class BlockPool:
     Args:
         num_blocks: blocks of the pool.
         block_size: tokens in a block.
+        recent_blocks: blocks that every sequence owns from its first token on, for its last tokens
+            in another form; they lead its table.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, recent_blocks: int = 0) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens holds nothing")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.recent_blocks = recent_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._owned: set[int] = set()
         self._promised = 0
@@ -38,8 +41,8 @@ class BlockPool:
         return len(self._owned)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens fill or touch."""
-        return -(-tokens // self.block_size)
+        """Blocks that a sequence of `tokens` tokens owns."""
+        return self.recent_blocks + -(-tokens // self.block_size)
 
     def promise(self, tokens: int) -> BlockTable | None:
         """A table that can grow to `tokens` tokens, or None while the pool can't promise it."""
@@ -81,7 +84,8 @@ class BlockTable:
     @property
     def capacity(self) -> int:
         """Tokens this table may grow to."""
-        return (self._used + self._promised) * self._pool.block_size
+        blocks = self._used + self._promised - self._pool.recent_blocks
+        return blocks * self._pool.block_size
 
     @property
     def ids(self) -> NDArray[np.int32]:
@@ -105,11 +109,12 @@ class BlockTable:
     def slots(self, start: int, stop: int) -> NDArray[np.int32]:
         """Places in the pool of the tokens start <= i < stop, int32 ``[stop - start]``."""
         size = self._pool.block_size
+        ids = self._ids[self._pool.recent_blocks :]
         if stop - start == 1:  # decoding: no arrays for one number
-            slot = int(self._ids[start // size]) * size + start % size
+            slot = int(ids[start // size]) * size + start % size
             return np.array([slot], np.int32)
         index = np.arange(start, stop, dtype=np.int32)
-        return self._ids[index // size] * np.int32(size) + index % np.int32(size)
+        return ids[index // size] * np.int32(size) + index % np.int32(size)
 
     def release(self) -> None:
         """Give everything back; doing it again changes nothing."""

@@ -25,9 +25,10 @@ from .loading import canonical_formats
 from .text_codec import read_json
 
 ENGINE_FILES = (MANIFEST, MODEL)
+GGUF = ".gguf"
 LOG = logging.getLogger(__name__)
 # What decides the engine: weights, configuration, tokenizer.
-SOURCE_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
+SOURCE_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt", ".gguf")
 
 
 def is_engine(path: Path) -> bool:
@@ -36,7 +37,9 @@ def is_engine(path: Path) -> bool:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether `path` looks like a Hugging Face checkpoint directory."""
+    """Whether `path` looks like a Hugging Face checkpoint directory, or is a GGUF file."""
+    if path.suffix == GGUF:
+        return path.is_file()
     return (path / "config.json").is_file() and not is_engine(path)
 
 
@@ -96,7 +99,12 @@ def source_key(checkpoint: Path, options: Mapping[str, Any]) -> str:
     """Hash (hex) of the checkpoint's contents, the options and our versions."""
     from .. import __version__
 
-    files = sorted(p for p in checkpoint.iterdir() if p.suffix in SOURCE_SUFFIXES and p.is_file())
+    # The parts of a split GGUF file lie beside it.
+    stem = checkpoint.name.partition("-00001-of-")[0].removesuffix(GGUF)
+    among = (
+        checkpoint.iterdir() if checkpoint.is_dir() else checkpoint.parent.glob(f"{stem}*{GGUF}")
+    )
+    files = sorted(p for p in among if p.suffix in SOURCE_SUFFIXES and p.is_file())
     known = _KnownHashes(cache_dir() / "hashes.json")
     content = {path.name: known.sha256(path) for path in files}
     known.save()
@@ -107,6 +115,15 @@ def source_key(checkpoint: Path, options: Mapping[str, Any]) -> str:
         "version": __version__,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _sources(checkpoint: Path) -> list[Path]:
+    """Files that decide the engine; of a GGUF file also the other parts, if it is split."""
+    if checkpoint.suffix != GGUF:
+        return [path for path in checkpoint.iterdir() if path.suffix in SOURCE_SUFFIXES]
+    stem, split, _ = checkpoint.name.partition("-00001-of-")
+    beside = checkpoint.parent.iterdir() if split else [checkpoint]
+    return [path for path in beside if path.name.startswith(stem) and path.suffix == GGUF]
 
 
 class _KnownHashes:

@@ -277,6 +277,7 @@ def _one_path(path: str | Path | None, model_path: str | Path | None) -> Path:
             "path",
             f"{given[0]} {state}: an engine directory has a manifest.json, a checkpoint directory "
             "a config.json.",
-            "Give the output directory of spike-build or a Hugging Face checkpoint directory.",
+            "Give the output directory of spike-build, a Hugging Face checkpoint directory or a "
+            ".gguf file.",
         )
     return given[0]

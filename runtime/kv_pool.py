@@ -8,6 +8,7 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
+from ..compiler.engine.cache import GROUP_TOKENS, recent_blocks, token_bytes
 from ..compiler.engine.config import EngineConfig
 from ..errors import SpikeError
 from .session import SessionLimits
@@ -28,12 +29,14 @@ def session_limits(
             but no more than half of the machine's memory. Pages are only used when written to.
 
     Raises:
-        SpikeError: SPK615, `kv_cache_memory` does not hold one full sequence.
+        SpikeError: SPK615, `kv_cache_memory` does not hold one full sequence; SPK431, an int4
+            cache with blocks that its groups of tokens don't fit.
     """
     build, vocab_size = config.build_config, config.spike.vocab_size
     streaming = config.spike.abi == "streaming"
     block_size = build.tokens_per_block if build.tokens_per_block > 0 else 64
-    one = -(-max_seq_len // block_size)
+    recent = _recent_blocks(config)
+    one = recent + -(-max_seq_len // block_size)
     block_bytes = max(1, block_size * token_bytes(config))
     if kv_cache_memory is None:
         num_blocks = min(build.max_batch_size * one, max(one, _half_of_memory() // block_bytes))
@@ -47,19 +50,27 @@ def session_limits(
         max_seq_len=max_seq_len,
         num_blocks=num_blocks,
         block_size=block_size,
+        recent_blocks=recent,
     )
-
-
-def token_bytes(config: EngineConfig) -> int:
-    """Bytes of cache for one token, over all states."""
-    if config.spike.abi == "functional":
-        return sum(4 * state.kv_heads * state.head_dim for state in config.spike.states)
-    return sum(state.kv_heads * state.row_bytes for state in config.spike.states)
 
 
 def pool_memory(size: int) -> NDArray[np.uint8]:
     """Zeroed bytes on their own pages, uint8 ``[size]``; untouched pages cost nothing."""
     return np.frombuffer(mmap.mmap(-1, max(1, size)), np.uint8, size)
+
+
+def _recent_blocks(config: EngineConfig) -> int:
+    size = config.build_config.tokens_per_block
+    coded = any(state.format == "int4" for state in config.spike.states)
+    if coded and size % GROUP_TOKENS:
+        raise SpikeError(
+            "SPK431",
+            "KV cache",
+            f"this engine's int4 cache has blocks of {size} tokens; keys are coded in groups of "
+            f"{GROUP_TOKENS} tokens, and no group may lie in two blocks.",
+            f"Build it again with --tokens-per-block {GROUP_TOKENS}, or a multiple of it.",
+        )
+    return recent_blocks(config)
 
 
 def _blocks_within(memory: int, block_bytes: int, one: int, max_seq_len: int) -> int:

@@ -40,7 +40,9 @@ class BatchLoop:
         self._limits = session.limits
         most = self._limits.max_num_tokens
         self._budget = most if max_num_tokens is None else min(most, max_num_tokens)
-        self.pool = BlockPool(self._limits.num_blocks, self._limits.block_size)
+        self.pool = BlockPool(
+            self._limits.num_blocks, self._limits.block_size, self._limits.recent_blocks
+        )
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self.closed = False

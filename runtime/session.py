@@ -24,6 +24,7 @@ class SessionLimits:
         max_seq_len: most tokens of one sequence, prompt and output together.
         num_blocks: KV blocks in the pool.
         block_size: tokens in a block.
+        recent_blocks: blocks that lead each sequence's block table, for its last tokens.
     """
 
     vocab_size: int
@@ -32,6 +33,7 @@ class SessionLimits:
     max_seq_len: int
     num_blocks: int
     block_size: int
+    recent_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class StepInputs:
         slots: where each token's K and V go: ``block * block_size + offset``, ``[T]``.
         seq_starts: sequence b's tokens are ``seq_starts[b] <= t < seq_starts[b+1]``, ``[B+1]``.
         kv_lens: tokens of each sequence, cached and new together, ``[B]``.
-        block_tables: each sequence's blocks in order, padded with 0, ``[B, M]``.
+        block_tables: each sequence's blocks in order, behind its `recent_blocks`, padded with 0,
+            ``[B, M]``.
         logit_rows: tokens whose logits are wanted, ``[R]``; may be empty.
     """
 

@@ -22,6 +22,7 @@ from .calibration import text_of
 from .progress import Progress
 from .request import BuildRequest
 from .settings import sequence_limit, text_config
+from .source import open_source
 
 __all__ = ["Importance", "calibrate", "read_imatrix", "reference_graph", "write_imatrix"]
 
@@ -85,7 +86,7 @@ def calibrate(
     Raises SPK1xx and SPK2xx for the checkpoint, SPK410, SPK411, and as `windows_of`.
     """
     progress.phase("checkpoint")
-    checkpoint = Checkpoint.open(model)
+    checkpoint = open_source(model).checkpoint
     for note in checkpoint.notes:
         progress.note(note)
     longest = sequence_limit(BuildRequest(model, model), checkpoint)

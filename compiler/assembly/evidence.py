@@ -12,14 +12,22 @@ from pathlib import Path
 
 from ..engine import Evidence, Measurement
 from ..frontend.checkpoint import Checkpoint
-from ..golden import GoldenReport, GoldenSet, Scorer, Thresholds, check, gate, thresholds_for
+from ..golden import (
+    CACHES,
+    GoldenReport,
+    GoldenSet,
+    Scorer,
+    Thresholds,
+    check,
+    gate,
+    thresholds_for,
+)
 from ..quantize import Quantization
 from .progress import Progress
 from .request import BuildRequest
+from .source import rebuilt
 
 FLOAT_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-COARSE_CACHE = {"int8": "q8_0", "int4": "q4_k_m"}
-"""A quantised cache may cost as much as weights of this format."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,8 @@ def limits(request: BuildRequest, quantization: Quantization, kv_format: str) ->
     """Thresholds of this build: the looser one of weights and cache, then the recipe's."""
     weights = thresholds_for(FLOAT_NAMES.get(quantization.value, quantization.value), "float32")
     names = {"mean_kl", "p99_kl", "perplexity_ratio"}
-    if kv_format in COARSE_CACHE:
-        cache = thresholds_for(COARSE_CACHE[kv_format], "float32")
+    if kv_format in CACHES and kv_format != "f16":
+        cache = thresholds_for(CACHES[kv_format], "float32")
         looser = {n: max(getattr(weights, n), getattr(cache, n)) for n in names}
         looser["top1"] = min(weights.top1, cache.top1)
         decode = (weights.decode_error, cache.decode_error)
@@ -66,6 +74,7 @@ def measure(
             scorers.decode,
             max_length=scorers.max_seq_len,
             progress=_ticks(progress),
+            rebuilt=rebuilt(checkpoint),
         )
         return evidence_of(report, "", {"source": "transformers float32, recorded on the fly"})
     path = Path(request.golden)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from ...passes.assign_precision import DTYPES
 from ..analysis import OverflowReport, States, Steps, locate
-from ..frontend.checkpoint import Checkpoint
 from ..frontend.import_model import import_model
 from ..ir import Graph
 from .calibration import feed, text_of
 from .progress import Progress
 from .request import BuildRequest
 from .settings import sequence_limit
+from .source import open_source
 
 __all__ = ["OverflowReport", "find_overflow"]
 
@@ -26,7 +26,7 @@ def find_overflow(
     the checkpoint, SPK816 for the text.
     """
     text = text_of(calibration)
-    checkpoint = Checkpoint.open(model)
+    checkpoint = open_source(model).checkpoint
     longest = sequence_limit(BuildRequest(model, model), checkpoint)
     progress.phase("trace")
     graph = import_model(checkpoint, max_positions=longest)

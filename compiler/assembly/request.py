@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ...errors import ExitCode, SpikeError
+from ..engine.cache import GROUP_TOKENS
 
 HALVES = ("float16", "bfloat16")
 DTYPES = ("auto", "float32", *HALVES)
@@ -25,12 +26,13 @@ class BuildRequest:
     """One build.
 
     Args:
-        model: checkpoint directory.
+        model: checkpoint directory, or a GGUF file.
         output_dir: engine directory to publish.
         model_type: the checkpoint's type if config.json does not state it.
         dtype: storage of unquantised matrices; ``auto`` is the checkpoint's. ``float16`` and
             ``bfloat16`` also round every value to it for which that is safe (assign-precision).
-        quantization: ``q4_k_m`` and so on; ``none`` keeps matrices in `dtype`.
+        quantization: ``q4_k_m`` and so on; ``none`` keeps matrices in `dtype`, and those of a
+            source that is quantised already in their own formats.
         quantizer: ``plain``, matrix by matrix; ``feedback`` reads calibration text and lets later
             columns make up for the errors of earlier ones (GPTQ); ``auto`` is feedback if
             `calibration` is given, else plain.
@@ -82,7 +84,7 @@ class BuildRequest:
     keep_failed: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SpikeError SPK801 for a value out of range, SPK802 for a later feature."""
+        """Raises SpikeError SPK801 for a value out of range, SPK802 for a later feature, SPK430."""
         object.__setattr__(self, "model", Path(self.model))
         object.__setattr__(self, "output_dir", Path(self.output_dir))
         _one_of("dtype", self.dtype, DTYPES)
@@ -122,6 +124,15 @@ class BuildRequest:
             raise _bad("kv-cache-type", self.kv_cache_type, f"used {wanted} --enable-streaming")
         if not self.enable_streaming and self.kv_cache_dtype not in ("auto", "f32"):
             raise _bad("kv-cache-dtype", self.kv_cache_dtype, "used with --enable-streaming")
+        if self.kv_cache_dtype == "int4" and self.tokens_per_block % GROUP_TOKENS:
+            raise SpikeError(
+                "SPK430",
+                "command line",
+                f"--tokens-per-block is {self.tokens_per_block}; an int4 cache codes keys in "
+                f"groups of {GROUP_TOKENS} tokens, and no group may lie in two blocks.",
+                f"Use {GROUP_TOKENS} or a multiple of it, or --kv-cache-dtype int8.",
+                ExitCode.USAGE,
+            )
 
     def _check_calibration(self) -> None:
         """Raises SPK818 for a text that nothing would read."""

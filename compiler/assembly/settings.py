@@ -35,6 +35,8 @@ UNLIMITED = -1  # as XLNet states it
 """Default bound on max_seq_len, however long the model's own limit is."""
 KV_BYTES = {"f32": (1, 4), "f16": (1, 2), "int8": (32, 34), "int4": (32, 20)}
 """(elements, bytes) of one group of a cached row."""
+OF_THIS_MACHINE = ("_name_or_path", "transformers_version")
+"""Fields of a configuration object that say nothing about the model."""
 VERSIONED = ("torch", "transformers", "onnx", "numpy")
 
 
@@ -137,7 +139,11 @@ def engine_config(
             weights=tuple(weights),
             precision=precision_table(graph, reports),
             passes=tuple(map(_entry, reports)),
-            report=_report(checkpoint, reports, plan, memory),
+            report={
+                **_report(checkpoint, reports, plan, memory),
+                "source config": _source_config(checkpoint),
+                "weight views": _views(graph),
+            },
         ),
     )
 
@@ -204,6 +210,27 @@ def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
 def _entry(report: PassReport) -> PassEntry:
     misses = tuple(NearMiss(m.where, m.reason) for m in report.missed)
     return PassEntry(report.name, len(report.fired), tuple(report.fired), misses, report.facts)
+
+
+def _source_config(checkpoint: Checkpoint) -> dict[str, object]:
+    """The decoder's whole configuration, defaults included: what an export has to state."""
+    config: dict[str, object] = json.loads(text_config(checkpoint).to_json_string(use_diff=False))
+    return {name: value for name, value in config.items() if name not in OF_THIS_MACHINE}
+
+
+def _views(graph: Graph) -> dict[str, dict[str, object]]:
+    """How stored weights differ from their parameters, for those that do."""
+    views: dict[str, dict[str, object]] = {}
+    for const in graph.constants.values():
+        view: dict[str, object] = {
+            "rows": list(const.rows) if const.rows else None,
+            "transposed": const.transposed,
+            "plus": const.plus,
+            "plain": const.format == "array" and len(const.shape) > 1,
+        }
+        if const.parameter is not None and any(view.values()):
+            views[const.name] = {name: value for name, value in view.items() if value}
+    return views
 
 
 def _report(

@@ -21,7 +21,8 @@ from .progress import Progress
 ARRAY = "array"
 
 Ready: TypeAlias = Callable[[Constant], Blocks | None]
-"""The blocks of a constant that exist already, in the format that its storage plan names."""
+"""The blocks of a constant that exist already, in the format that its storage plan names; of a
+constant that is no matrix (format `array`) its plain float32 as one row of bytes."""
 
 
 def nothing_ready(_: Constant) -> Blocks | None:
@@ -79,22 +80,23 @@ def _chunks(
 ) -> Iterator[memoryview]:
     if blocks is not None:
         assert blocks.format == const.format, (const.name, blocks.format, const.format)
-        return store_blocks(blocks)
-    return _quantised(const, checkpoint, threads, importance(const))
+    for chunk in _ready(blocks) if blocks else _quantised(const, checkpoint, threads, importance):
+        yield chunk
+        checkpoint.release()  # the source's pages behind the chunk
+
+
+def _ready(blocks: Blocks) -> Iterator[memoryview]:
+    if blocks.format == ARRAY:
+        return iter([np.ascontiguousarray(blocks.rows).data])
+    return store_blocks(blocks)
 
 
 def _quantised(
-    const: Constant,
-    checkpoint: Checkpoint,
-    threads: int,
-    importance: npt.NDArray[np.float32] | None,
+    const: Constant, checkpoint: Checkpoint, threads: int, importance: Importance
 ) -> Iterator[memoryview]:
-    """Chunk by chunk; the source's pages are let go of behind it."""
-    name = const.parameter or const.name
+    name, weigh = const.parameter or const.name, importance(const)
     values = source_values(const, checkpoint)
-    for chunk in store(values, _format(const), name=name, threads=threads, importance=importance):
-        yield chunk
-        checkpoint.release()
+    return store(values, _format(const), name=name, threads=threads, importance=weigh)
 
 
 def parameters(graph: Graph) -> list[Constant]:

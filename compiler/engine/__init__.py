@@ -1,6 +1,7 @@
 """The engine directory: its files, how it is published in one step, what is checked on opening.
 
 schema.py     canonical JSON and typed reading of it
+cache.py      sizes of the KV cache
 config.py     config.json          manifest.py  manifest.json       evidence.py  evidence.json
 weights.py    rank0.weights        report.py    report.html
 writer.py     EngineWriter: staging, sealing, publishing            lock.py      one build at a time

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from math import prod
 
+from .cache import cache_line
 from .config import EngineConfig, WeightSpec
 from .evidence import Evidence, Measurement
 from .manifest import Manifest
@@ -66,18 +67,13 @@ def _summary(config: EngineConfig, manifest: Manifest) -> str:
          f"{model.hidden_size}, vocabulary {model.vocab_size}"),
         ("Weights", f"{parameters / 1e6:,.1f} M elements in {stored / 1e6:,.1f} MB"
          f"{f', {8 * stored / parameters:.2f} bits each' if parameters else ''}"),
-        ("KV cache", f"{model.quantization.kv_cache_quant_algo}, {build.kv_cache_type}, "
-         f"{_kv_bytes(config)} bytes per token"),
+        ("KV cache", cache_line(config)),
         ("Interface", f"{config.spike.abi} on {config.spike.backend}"),
         ("Capacity", f"{build.max_num_tokens} tokens per step, {build.max_batch_size} sequences, "
          f"{build.max_seq_len} tokens each"),
         ("Engine id", manifest.engine_id),
     ]  # fmt: skip
     return _table("Engine", ("", ""), rows)
-
-
-def _kv_bytes(config: EngineConfig) -> int:
-    return sum(state.kv_heads * state.row_bytes for state in config.spike.states)
 
 
 def _golden(evidence: Evidence) -> str:

@@ -22,6 +22,12 @@ Errors (each a `SpikeError`, exit code 3, before anything is written):
                                                    SPK127  --model-type contradicts config.json
                                                    SPK128  tokenizer unreadable (when copied)
                                                    SPK129  chat template broken (by the driver)
+
+Of checkpoints that another tool has quantised (see `prequantized`):
+
+    SPK140  settings can't be used                 SPK143  a group index is out of range
+    SPK141  part of a packed weight is missing     SPK144  zero points contradict the settings
+    SPK142  parts of a packed weight don't fit
 """
 
 from __future__ import annotations
@@ -36,7 +42,17 @@ import torch
 from transformers import PretrainedConfig
 
 from ...errors import SpikeError
-from .model_config import CONFIG, ModelConfig, meta_model, read_config
+from .model_config import CONFIG, ModelConfig, float_model, meta_model, read_config
+from .prequantized import (
+    Integers,
+    Precision,
+    UnpackedFiles,
+    read_scheme,
+    recipe_integers,
+    recipe_precision,
+    unpack,
+)
+from .prequantized.methods import OLD_FILES
 from .safetensors_file import is_lfs_pointer, lfs_pointer_error, unreadable
 from .weight_files import WeightFiles, adapter_only, locate_weights
 from .weight_names import TensorInfo, WeightPlan, plan_weights
@@ -63,6 +79,7 @@ class Checkpoint:
             tied names are all listed.
         unused: stored tensors that the model doesn't take (old rotary buffers, for example).
         notes: sentences that a user may want to read; none of them is an error.
+        quantised: how another tool has quantised it, for people; empty for a plain checkpoint.
     """
 
     def __init__(
@@ -80,20 +97,22 @@ class Checkpoint:
         self.parameters: Mapping[str, TensorInfo] = plan.parameters
         self.unused = plan.unused
         self.notes = (*files.notes, *plan.notes)
+        self.quantised = files.label if isinstance(files, UnpackedFiles) else ""
         self._model, self._files, self._plan, self._skeleton = model, files, plan, skeleton
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], model_type: str | None = None) -> Checkpoint:
         """Open and check a checkpoint directory: headers are read, weights are not.
 
-        Two tensors that may be tied are compared, up to the first difference.
+        Two tensors that may be tied are compared, up to the first difference; of packed weights,
+        zero points and group indices are checked.
 
         Args:
             path: a local directory; links inside it (Hugging Face caches) are followed.
             model_type: needed only if config.json doesn't state it.
 
         Raises:
-            SpikeError: SPK101 to SPK127, see the module's docstring.
+            SpikeError: SPK101 to SPK127 and SPK140 to SPK144, see the module's docstring.
         """
         directory = Path(path).expanduser()
         try:
@@ -104,19 +123,38 @@ class Checkpoint:
         except OSError as error:
             raise unreadable(error.filename or directory, error) from error
         skeleton = meta_model(model, torch.float32)
+        if (scheme := read_scheme(directory, model.raw, skeleton)) is not None:
+            files = unpack(files, scheme)
         return cls(directory, model, files, plan_weights(files, skeleton, directory), skeleton)
 
     def load(self, name: str) -> torch.Tensor:
         """The values of one parameter in its stored dtype, shape as in `parameters`.
 
-        A tensor over mapped pages if it is stored as it is; a new tensor if it has to be stacked
-        or split. Don't write to it: it may be shared.
+        A tensor over mapped pages if it is stored as it is; a new tensor if it has to be stacked,
+        split or unpacked (then of float32). Don't write to it: it may be shared.
 
         Raises:
             KeyError: the model has no such parameter.
         """
         stored = self.canonical(name)
         return self._plan.recipes[stored].run(self._files.tensor, self._skeleton)[stored]
+
+    def integers(self, name: str) -> Integers | None:
+        """One parameter as integers and scales, if that is how the source stores it.
+
+        Raises:
+            KeyError: the model has no such parameter.
+        """
+        stored = self.canonical(name)
+        return recipe_integers(self._plan.recipes[stored], stored, self._files, self._skeleton)
+
+    def precision(self, name: str) -> Precision | None:
+        """What a float needs to hold one parameter's values exactly; None if it isn't packed.
+
+        Raises:
+            KeyError: the model has no such parameter.
+        """
+        return recipe_precision(self._plan.recipes[self.canonical(name)], self._files)
 
     def release(self) -> None:
         """Let go of the mapped pages of all weights read so far: they would count as memory."""
@@ -130,12 +168,13 @@ class Checkpoint:
         """
         stored = self.canonical(name)
         recipe = self._plan.recipes[stored]
+        sources = sum(map(self._files.loading_bytes, recipe.names()))
         if recipe.converter is None:
-            return 0
+            return sources
         entries = map(self._files.entry, recipe.names())
         info = self.parameters[stored]
         made: int = info.dtype.itemsize * math.prod(info.shape)
-        return made + sum(e.end - e.begin for e in entries)
+        return made + (sources or sum(e.end - e.begin for e in entries))
 
     def canonical(self, name: str) -> str:
         """The one name that stands for all parameters with the same (tied) values."""
@@ -154,6 +193,15 @@ class Checkpoint:
             setattr(model.get_submodule(parent), leaf, apart)
         return model
 
+    @property
+    def opens_in_transformers(self) -> bool:
+        """Whether transformers can load `path` by itself; else there is `float_model`."""
+        return not self.quantised
+
+    def float_model(self) -> torch.nn.Module:
+        """transformers' model in float32 with the values that `load` gives, to be run."""
+        return float_model(self._model, self.load)
+
     def weight_files(self) -> list[Path]:
         """The safetensors files in use, sorted by name."""
         return [self.path / name for name in sorted(self._files.files)]
@@ -164,10 +212,11 @@ class Checkpoint:
         return found + sorted((self.path / "additional_chat_templates").glob("*.jinja"))
 
     def source_hash(self) -> str:
-        """SHA-256 over the contents of config.json, the index and all weight files.
+        """SHA-256 over the contents of config.json, the index and all weight files, and of an
+        old quantiser's settings file.
 
         Reads every byte (about a second per gigabyte or two). The same as
-        ``sha256sum config.json [index] FILES... | sha256sum``, files in order of name.
+        ``sha256sum config.json [settings] [index] FILES... | sha256sum``, files in order of name.
         """
         lines = hashlib.sha256()
         for path in self._source_files():
@@ -189,6 +238,8 @@ class Checkpoint:
 
     def _source_files(self) -> Iterator[Path]:
         yield self.path / CONFIG
+        if self.quantised:  # older tools have their settings apart
+            yield from (p for name in OLD_FILES if (p := self.path / name).is_file())
         if self._files.index is not None:
             yield self._files.index
         yield from self.weight_files()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ...errors import SpikeError
-from .model_config import quantised_source
+from .prequantized import quantised_source
 from .safetensors_file import TORCH_DTYPES
 from .tied_weights import Ties
 from .weight_files import WeightFiles

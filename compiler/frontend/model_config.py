@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,18 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from ...errors import SpikeError
 from .json_file import read_json_object
+from .prequantized.methods import KEYS as QUANTISATION_KEYS
+from .prequantized.methods import read_scheme
 
 CONFIG = "config.json"
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-# Files in which quantisers of the first generation announce themselves instead of in config.json.
-QUANTISER_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ def read_config(directory: Path, model_type: str | None = None) -> ModelConfig:
         directory: the checkpoint directory, which must hold config.json.
         model_type: what the user says the type is; must agree with config.json where that says it.
 
-    Raises: SPK105, SPK107, SPK116-118, SPK120, SPK122, SPK127 (see `checkpoint.py`).
+    Raises: SPK105, SPK107, SPK116-118, SPK120, SPK122, SPK127, SPK140 (see `checkpoint.py`).
     """
     raw = read_json_object(directory / CONFIG, "SPK105")
     stated = _model_type(directory, raw, model_type)
     _require_causal(directory, stated, raw)
-    _refuse_quantised(directory, raw)
+    read_scheme(directory, raw)  # refuses methods by name before anything else is looked at
     with quiet_transformers():
         try:
             # AutoConfig has a few rules of its own, but needs a stated type
@@ -60,6 +61,7 @@ def read_config(directory: Path, model_type: str | None = None) -> ModelConfig:
             )
         except Exception as error:  # transformers raises a dozen types for bad values
             raise _rejected(directory, stated, error) from error
+    _forget_quantisation(parsed)
     _require_decoder(directory, stated, parsed)
     _require_known_rope(directory, parsed)
     return ModelConfig(raw, parsed, parsed.model_type)
@@ -78,6 +80,23 @@ def meta_model(model: ModelConfig, dtype: torch.dtype) -> torch.nn.Module:
             )
         except Exception as error:  # the model's own code on a user's values: anything may come
             raise _rejected(None, model.model_type, error) from error
+    module: torch.nn.Module = built.eval()
+    return module
+
+
+def float_model(model: ModelConfig, values: Callable[[str], torch.Tensor]) -> torch.nn.Module:
+    """transformers' model in float32 with these values, eager attention: a reference to run.
+
+    Raises: SPK122 as `meta_model`.
+    """
+    config = copy.deepcopy(model.parsed)
+    with quiet_transformers(), no_init_weights():
+        built = AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", dtype=torch.float32, trust_remote_code=False
+        )
+    with torch.no_grad():
+        for name, tensor in built.state_dict().items():
+            tensor.copy_(values(name))
     module: torch.nn.Module = built.eval()
     return module
 
@@ -182,28 +201,12 @@ def _not_causal(directory: Path, model_type: str, why: str) -> SpikeError:
     )
 
 
-def _refuse_quantised(directory: Path, raw: Mapping[str, Any]) -> None:
-    text = raw.get("text_config")
-    for config in (raw, text if isinstance(text, dict) else {}):
-        for key in ("quantization_config", "compression_config"):
-            if config.get(key):
-                settings = config[key]
-                method = settings.get("quant_method") if isinstance(settings, dict) else None
-                raise quantised_source(directory, f"{method or 'see'} `{key}` in {CONFIG}")
-    for name in QUANTISER_FILES:
-        if (directory / name).exists():
-            raise quantised_source(directory, name)
-
-
-def quantised_source(directory: Path, evidence: str) -> SpikeError:
-    """SPK120 for weights that were already quantised by another tool."""
-    return SpikeError(
-        "SPK120",
-        "checkpoint",
-        f"the weights in {directory} are already quantised ({evidence}); building from quantised "
-        "sources is not in this version.",
-        "Build from the original bf16, f16 or f32 checkpoint and choose --quantization there.",
-    )
+def _forget_quantisation(config: PretrainedConfig) -> None:
+    """What is built and traced is the plain model: `prequantized` unpacks the weights."""
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        for key in QUANTISATION_KEYS:
+            if hasattr(part, key):
+                delattr(part, key)
 
 
 def _rejected(directory: Path | None, model_type: str, error: Exception) -> SpikeError:

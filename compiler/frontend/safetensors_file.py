@@ -48,6 +48,9 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F32": torch.float32,
     "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 # Python 3.11's mmap module doesn't name it; the value is the one of Linux on x86-64 and arm64.
 MAP_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)

@@ -48,6 +48,10 @@ class WeightFiles:
         """The stored tensor `name`, over mapped pages, in its stored dtype."""
         return self.files[self.home[name]].tensor(name)
 
+    def loading_bytes(self, name: str) -> int:
+        """Memory that `tensor` takes beyond a mapping: none."""
+        return 0
+
     def equal(self, left: str, right: str) -> bool:
         """Whether two stored tensors have the same dtype, shape and bytes."""
         return _same_tensor(self.files[self.home[left]], left, self.files[self.home[right]], right)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gguf.constants import MODEL_ARCH_NAMES
+from gguf.constants import MODEL_ARCH_NAMES, LlamaFileType
 from gguf.tensor_mapping import TensorNameMap
+
+from .reader import Value
 
 ARCHITECTURES = {
     "cohere": "command-r",
@@ -54,6 +56,20 @@ def tensor_names(
     table = TensorNameMap(numbers[arch], layers)
     found = {name: _names(name, table) for name in parameters}
     return {name: names for name, names in found.items() if names}
+
+
+def file_type_name(metadata: Mapping[str, Value]) -> str:
+    """`general.file_type` as people write it (``q4_k_m``); empty if the file doesn't say."""
+    number = metadata.get("general.file_type")
+    known = {int(kind): kind.name.lower() for kind in LlamaFileType}
+    return known.get(number, "").removeprefix("mostly_") if isinstance(number, int) else ""
+
+
+def file_type(name: str) -> int | None:
+    """The number of a mix, if llama.cpp has one of that name."""
+    known = {kind.name.lower().removeprefix("mostly_").removeprefix("all_"): int(kind)
+             for kind in LlamaFileType}  # fmt: skip
+    return known.get(name)
 
 
 def _names(parameter: str, table: TensorNameMap) -> tuple[str, ...]:

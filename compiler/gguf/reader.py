@@ -99,6 +99,10 @@ class GgufFile:
         size = entry.shape[-1] // entry.type.elements * entry.type.bytes
         return self.raw(name).reshape(*entry.shape[:-1], size)
 
+    def release(self) -> None:
+        """Let go of the pages that were read; they are read again when a tensor needs them."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
 
 class _Cursor:
     """Reads forward through the header: never beyond the end of the file, nor LONGEST_HEADER."""

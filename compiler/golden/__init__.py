@@ -18,11 +18,12 @@ from .check import NEAR_TIE, Divergence, GoldenReport, Scorer, check
 from .diff import GoldenDiff, diff
 from .gate import gate, text_windows
 from .record import Prompt, record
-from .reference import Reference
+from .reference import Rebuilt, Reference
 from .sets import GoldenPrompt, GoldenSet
-from .thresholds import THRESHOLDS, Thresholds, thresholds_for
+from .thresholds import CACHES, THRESHOLDS, Thresholds, thresholds_for
 
 __all__ = [
+    "CACHES",
     "NEAR_TIE",
     "THRESHOLDS",
     "Divergence",
@@ -31,6 +32,7 @@ __all__ = [
     "GoldenReport",
     "GoldenSet",
     "Prompt",
+    "Rebuilt",
     "Reference",
     "Scorer",
     "Thresholds",

@@ -13,7 +13,7 @@ from pathlib import Path
 from .check import GoldenReport, Scorer, largest_difference, scored, summarise
 from .metrics import Comparison, compare_full
 from .record import random_tokens, tokenize
-from .reference import Reference
+from .reference import Rebuilt, Reference
 from .thresholds import Thresholds
 
 PROSE = Path(__file__).with_name("prose.txt")
@@ -30,6 +30,7 @@ def gate(
     window: int = 128,
     max_length: int | None = None,
     progress: Progress | None = None,
+    rebuilt: Rebuilt | None = None,
 ) -> GoldenReport:
     """Compare an engine with transformers running its source in float32.
 
@@ -42,11 +43,12 @@ def gate(
         window: tokens per scored sequence.
         max_length: the engine's longest sequence; windows are cut to it.
         progress: called with sequences done and in all.
+        rebuilt: how to make the source's model, if transformers can't open the directory.
 
     Raises:
         SpikeError: SPK544 for logits of a wrong shape, SPK545/546 if the source can't run here.
     """
-    with Reference.load(checkpoint) as source:
+    with Reference.load(checkpoint, rebuilt) as source:
         longest = min(window, source.max_length, max_length or window)
         windows = text_windows(checkpoint, source.vocab_size, max_tokens, longest)
         comparisons: list[Comparison] = []

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import SpikeError
 from .metrics import split_log_sum_exp
-from .reference import Reference
+from .reference import Rebuilt, Reference
 from .sets import Float32, GoldenPrompt, GoldenSet, Ids
 
 
@@ -35,7 +35,12 @@ class Prompt:
 
 
 def record(
-    directory: Path, prompts: Sequence[Prompt], name: str, top_k: int = 64, probes: int = 16
+    directory: Path,
+    prompts: Sequence[Prompt],
+    name: str,
+    top_k: int = 64,
+    probes: int = 16,
+    rebuilt: Rebuilt | None = None,
 ) -> GoldenSet:
     """Run the source (float32, eager) over the prompts and keep what a check needs.
 
@@ -45,8 +50,9 @@ def record(
         name: of the set, and of its files.
         top_k: kept tokens per position.
         probes: how many fixed vocabulary ids have their logits kept at every position.
+        rebuilt: how to make the source's model, if transformers can't open the directory.
     """
-    with Reference.load(directory) as reference:
+    with Reference.load(directory, rebuilt) as reference:
         width = reference.vocab_size
         probe_ids = probe_tokens(width, probes)
         recorded = tuple(

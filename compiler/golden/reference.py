@@ -9,6 +9,7 @@ import gc
 import hashlib
 import importlib.metadata
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,21 @@ from .sets import Float32, Provenance
 HEADROOM = 1.25
 
 
+@dataclass(frozen=True)
+class Rebuilt:
+    """A source that transformers can't open by itself, such as a GGUF file.
+
+    Attributes:
+        files: that hold its weights.
+        parameters: how many weights there are.
+        make: builds transformers' model in float32, in evaluation mode.
+    """
+
+    files: tuple[Path, ...]
+    parameters: int
+    make: Callable[[], Any]
+
+
 @dataclass
 class Reference:
     """A loaded source model. Use as a context manager: leaving frees its memory.
@@ -29,14 +45,16 @@ class Reference:
     Attributes:
         directory: the checkpoint.
         model: transformers' causal language model, float32, in evaluation mode.
+        files: that hold its weights.
     """
 
     directory: Path
     model: Any
+    files: tuple[Path, ...] = ()
 
     @staticmethod
-    def load(directory: Path) -> Reference:
-        """Load a checkpoint directory in float32.
+    def load(directory: Path, rebuilt: Rebuilt | None = None) -> Reference:
+        """Load a checkpoint in float32: its directory, unless it has to be `rebuilt`.
 
         Raises:
             SpikeError: SPK545 without transformers, SPK546 if it can't fit into free memory.
@@ -52,11 +70,15 @@ class Reference:
                 "Install spikeinfer[build], or give a recorded set (--golden FILE).",
                 ExitCode.UNSUPPORTED,
             ) from error
-        _require_memory(directory)
+        if rebuilt is not None:
+            _require_memory(rebuilt.parameters)
+            return Reference(directory, rebuilt.make(), rebuilt.files)
+        files = sorted(directory.glob("*.safetensors"))
+        _require_memory(sum(map(_parameter_count, files)))
         model = AutoModelForCausalLM.from_pretrained(
             str(directory), dtype=torch.float32, attn_implementation="eager", local_files_only=True
         )
-        return Reference(directory, model.eval())
+        return Reference(directory, model.eval(), tuple(files))
 
     def __enter__(self) -> Reference:
         return self
@@ -118,11 +140,11 @@ class Reference:
     def provenance(self) -> Provenance:
         """How logits of this object come about, for a golden set."""
         libraries = ("transformers", "torch", "numpy")
-        files = sorted(self.directory.glob("*.safetensors"))
+        rebuilt = bool(self.files) and self.files[0].parent != self.directory
         return Provenance(
-            model=self.directory.resolve().name,
+            model=self.files[0].stem if rebuilt else self.directory.resolve().name,
             architecture=type(self.model).__name__,
-            weights={file.name: _sha256(file) for file in files},
+            weights={file.name: _sha256(file) for file in self.files},
             dtype="float32",
             attention="eager",
             versions={name: importlib.metadata.version(name) for name in libraries},
@@ -134,9 +156,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _require_memory(directory: Path) -> None:
+def _require_memory(parameters: int) -> None:
     """Refuse before loading what would end in the kernel killing the build."""
-    parameters = sum(_parameter_count(file) for file in directory.glob("*.safetensors"))
     needed = int(parameters * 4 * HEADROOM)
     available = _available_memory()
     if available is not None and needed > available:

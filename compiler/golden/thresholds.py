@@ -69,6 +69,10 @@ THRESHOLDS: dict[str, Thresholds] = {
     "q2_k": Thresholds(3.0, 9.0, None, 0.20, None, 9.0, None, 2.0),
 }
 
+CACHES = {"f16": "float16", "int8": "bfloat16", "int4": "q6_k"}
+"""A cache of this format may cost as much as weights of that one: about three times what
+benchmarks/kv_cache.py measures on real checkpoints."""
+
 
 def thresholds_for(quantization: str | None, dtype: str) -> Thresholds:
     """Limits for a build's `--quantization` (None or ``none`` for none) and `--dtype`.

@@ -10,7 +10,7 @@ from typing import cast
 
 from ...kernels import Format, packed_bytes
 from .names import Quantization
-from .policy import Case, ModelFacts, choose
+from .policy import BLOCK, SHORT, Case, ModelFacts, choose, fitting, short_block
 from .roles import VALUE_LIKE, Role
 
 
@@ -33,7 +33,11 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Given:
-    """A format that is settled before the rules are asked: `why` says by what."""
+    """A format that is settled before the rules are asked: `why` says by what.
+
+    ``q4_k_short`` and its like (policy.SHORT) are the format with a short last block if K needs it;
+    so is the bare format, for rows that need one.
+    """
 
     format: str
     why: str
@@ -69,6 +73,11 @@ class StoragePlan:
     def bytes(self) -> int:
         """Size of all tensors."""
         return sum(c.bytes for c in self.choices)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any tensor is stored in blocks, not as floats."""
+        return any(BLOCK[c.format] > 1 for c in self.choices)
 
     @property
     def elements(self) -> int:
@@ -117,12 +126,20 @@ def plan(
     for tensor, (index, count) in zip(tensors, positions, strict=True):
         case = Case(tensor.role, tensor.shape[-1], index, count, model)
         if given and tensor.name in given:
-            format, why, fallback = given[tensor.name].format, given[tensor.name].why, ""
+            settled = given[tensor.name]
+            format, fallback = _as_given(settled, tensor.shape[-1])
+            rest = short_block(format, tensor.shape[-1])
+            why = f"{settled.why}, last block of {rest}" if rest else settled.why
         else:
             format, why, fallback = choose(quantization, case, len(tensor.shape))
         size = stored_bytes(format, tensor.shape)
         choices.append(Choice(tensor.name, tensor.role, tensor.shape, format, why, fallback, size))
     return StoragePlan(quantization, tuple(choices))
+
+
+def _as_given(settled: Given, k: int) -> tuple[str, str]:
+    """The format of rows of k elements, and what did not fit."""
+    return fitting(settled.format, k) if settled.format in SHORT else (settled.format, "")
 
 
 def stored_bytes(format: str, shape: tuple[int, ...]) -> int:

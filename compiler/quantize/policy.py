@@ -22,6 +22,14 @@ SMALLER_BLOCK = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1",
 """What takes the place of a format whose blocks are too long for K."""
 
 
+SHORT = {f"{name}_short": name for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")}
+"""Formats of 256 whose last block may be short, as a recipe or the solver asks for them; no mix
+does, and GGUF has no such blocks."""
+
+SHORT_MULTIPLE = 64
+"""Elements that a short block is a multiple of."""
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """What the rules need to know about the whole model.
@@ -153,10 +161,23 @@ def choose(quantization: Quantization, case: Case, rank: int) -> tuple[str, str,
 
 
 def fitting(format: str, k: int) -> tuple[str, str]:
-    """`format` or what takes its place for rows of k elements, and why ("" if nothing does)."""
+    """`format` or what takes its place for rows of k elements, and why ("" if nothing does).
+
+    One of SHORT gives its format with a short last block if k allows that, else what the format
+    itself falls back to.
+    """
+    if format in SHORT:
+        format = SHORT[format]
+        if k % SHORT_MULTIPLE == 0:
+            return format, ""
     stored = _fit(format, k)
     why = f"K = {k} is not a multiple of {BLOCK[format]}, which {format} needs"
     return stored, why if stored != format else ""
+
+
+def short_block(format: str, k: int) -> int:
+    """Elements of the short block that ends a row of k elements; 0 if its last block is whole."""
+    return k % BLOCK.get(format, 1) if format in SHORT.values() else 0
 
 
 def _fit(format: str, k: int) -> str:

@@ -5,10 +5,12 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "core/attention_kernel.h"
+#include "core/recent_tokens.h"
 
 namespace spike {
 namespace {
@@ -79,6 +81,7 @@ class Attention {
       : parallel_(parallel), spec_(spec), pool_(pool), step_(step), out_(out) {
     key_row_ = static_cast<int64_t>(kv_row_bytes(spec.format, spec.key_dim));
     value_row_ = static_cast<int64_t>(kv_row_bytes(spec.format, spec.value_dim));
+    if (spec.format == KvFormat::int4) recent_.emplace(spec, pool, step);
     group_ = spec.heads / spec.kv_heads;
     key_stride_ = padded_row(spec.key_dim);
     value_stride_ = padded_row(spec.value_dim);
@@ -91,9 +94,11 @@ class Attention {
 
   void run() {
     store();
+    if (recent_) recent_->encode_groups(parallel_);
     plan();
     parallel_(static_cast<int64_t>(tasks_.size()), [this](int64_t i) { work(tasks_[i]); });
     parallel_(static_cast<int64_t>(shared_.size()), [this](int64_t i) { join(items_[shared_[i]]); });
+    if (recent_) recent_->keep(parallel_);
   }
 
  private:
@@ -101,16 +106,19 @@ class Attention {
     const int64_t per_task = 16, tasks = (step_.tokens + per_task - 1) / per_task;
     parallel_(tasks, [&](int64_t i) {
       const int64_t end = std::min(step_.tokens, (i + 1) * per_task);
-      for (int64_t t = i * per_task; t < end; ++t)
+      for (int64_t t = i * per_task; t < end; ++t) {
+        if (recent_) recent_->take(t);
         if (step_.slots[t] >= 0) store_token(t, step_.slots[t]);
+      }
     });
   }
 
   void store_token(int64_t t, int64_t slot) const {
     for (int64_t h = 0; h < spec_.kv_heads; ++h) {
       const int64_t from = t * spec_.kv_heads + h, to = slot * spec_.kv_heads + h;
-      kv_encode(spec_.format, step_.k + from * spec_.key_dim, spec_.key_dim,
-                pool_.keys + to * key_row_);
+      if (!recent_)  // or keys are coded by groups of tokens
+        kv_encode(spec_.format, step_.k + from * spec_.key_dim, spec_.key_dim,
+                  pool_.keys + to * key_row_);
       kv_encode(spec_.format, step_.v + from * spec_.value_dim, spec_.value_dim,
                 pool_.values + to * value_row_);
     }
@@ -162,16 +170,25 @@ class Attention {
   }
 
   void plan_sequence(int64_t b, bool together) {
-    if (together && short_run(b)) {
-      items_.push_back(make_item(b, 0, new_tokens(b)));
-      items_.back().kv_heads = spec_.kv_heads;
-      return;
-    }
-    for (int64_t h = 0; h < spec_.kv_heads; ++h)
-      for (int64_t t = 0; t < new_tokens(b); t += tokens_per_item()) {
-        items_.push_back(make_item(b, t, std::min(tokens_per_item(), new_tokens(b) - t)));
+    const bool all = together && short_run(b);
+    for (int64_t h = 0; h < (all ? 1 : spec_.kv_heads); ++h)
+      for (int64_t t = 0, count; t < new_tokens(b); t += count) {
+        count = item_tokens(b, t);
+        items_.push_back(make_item(b, t, count));
         items_.back().kv_head = h;
+        items_.back().kv_heads = all ? spec_.kv_heads : 1;
       }
+  }
+
+  /// Tokens of the item that begins with new token `from`. All of them must read the same keys
+  /// coded, so int4's items end where groups do; what is left of a group is shared out evenly.
+  int64_t item_tokens(int64_t b, int64_t from) const {
+    const int64_t left = new_tokens(b) - from, most = tokens_per_item();
+    if (!recent_) return std::min(most, left);
+    const int64_t position = step_.kv_lens[b] - left;
+    const int64_t run = std::min(left, kv_group_tokens - position % kv_group_tokens);
+    const int64_t items = (run + most - 1) / most;
+    return (run + items - 1) / items;
   }
 
   /// New tokens [from, from + tokens) of sequence b.
@@ -279,6 +296,13 @@ class Attention {
     kv.value_step = spec_.kv_heads * value_row_;
     kv.table = step_.block_tables + item.sequence * step_.table_width;
     kv.block_size = pool_.block_size;
+    if (!recent_) return kv;
+    kv.keys = pool_.keys + kv_head * kv_group_tokens * key_row_;
+    kv.table += kv_recent_blocks(spec_.format, pool_.block_size);
+    kv.header_bytes = 4 * spec_.key_dim;
+    kv.code_bytes = spec_.key_dim / 2;
+    kv.recent = item.first / kv_group_tokens * kv_group_tokens;
+    recent_->locate(item.sequence, kv_head, item.high, kv);
     return kv;
   }
 
@@ -325,6 +349,7 @@ class Attention {
   const AttentionStep& step_;
   float* out_;
   SegmentKernel kernel_ = nullptr;
+  std::optional<RecentTokens> recent_;  ///< int4 only
   int64_t key_row_ = 0, value_row_ = 0, group_ = 1, key_stride_ = 0, value_stride_ = 0;
   std::vector<Item> items_;
   std::vector<Task> tasks_;
@@ -333,6 +358,28 @@ class Attention {
 };
 
 std::string number(int64_t x) { return std::to_string(x); }
+
+/// A block table's entry `i`, if it names no block of the pool.
+std::string entry_fault(const KvPool& pool, const AttentionStep& step, int64_t b, int64_t i) {
+  const int64_t block = step.block_tables[b * step.table_width + i];
+  if (block >= 0 && block < pool.blocks) return {};
+  return "block_tables entry " + number(i) + " is block " + number(block) + ", the pool has " +
+         number(pool.blocks);
+}
+
+/// Coded keys go where the table says: a group of tokens has one place, not a slot for each.
+std::string slots_fault(const KvPool& pool, const AttentionStep& step, int64_t b, int64_t lead) {
+  const int64_t end = step.seq_starts[b + 1];
+  for (int64_t t = step.seq_starts[b]; t < end; ++t) {
+    const int64_t position = step.kv_lens[b] - (end - t), slot = step.slots[t];
+    const int64_t entry = b * step.table_width + lead + position / pool.block_size;
+    const int64_t own = step.block_tables[entry] * pool.block_size + position % pool.block_size;
+    if (slot >= 0 && slot != own)
+      return "token " + number(t) + " has slot " + number(slot) + ", its block table says " +
+             number(own);
+  }
+  return {};
+}
 
 /// Checks one sequence: its lengths, and the table entries that its tokens can see.
 std::string sequence_fault(const AttentionSpec& spec, const KvPool& pool, const AttentionStep& step,
@@ -345,15 +392,15 @@ std::string sequence_fault(const AttentionSpec& spec, const KvPool& pool, const 
   if (length < tokens)
     return name + "kv_lens is " + number(length) + ", less than its " + number(tokens) +
            " new tokens";
-  const int64_t first = length - tokens, last_block = (length - 1) / pool.block_size;
-  if (last_block >= step.table_width)
-    return name + "kv_lens " + number(length) + " needs " + number(last_block + 1) +
+  const int64_t lead = kv_recent_blocks(spec.format, pool.block_size);
+  const int64_t first = length - tokens, last = lead + (length - 1) / pool.block_size;
+  if (last >= step.table_width)
+    return name + "kv_lens " + number(length) + " needs " + number(last + 1) +
            " blocks, block_tables has " + number(step.table_width);
-  for (int64_t i = spec.first_seen(first) / pool.block_size; i <= last_block; ++i) {
-    const int64_t block = step.block_tables[b * step.table_width + i];
-    if (block < 0 || block >= pool.blocks)
-      return name + "block_tables entry " + number(i) + " is block " + number(block) +
-             ", the pool has " + number(pool.blocks);
+  const int64_t seen = lead + spec.first_seen(first) / pool.block_size;
+  for (int64_t i = 0; i <= last; ++i) {
+    if (i >= lead && i < seen) continue;  // left of the window
+    if (std::string fault = entry_fault(pool, step, b, i); !fault.empty()) return name + fault;
   }
   return {};
 }
@@ -373,6 +420,9 @@ std::string attention_fault(const AttentionSpec& spec, const KvPool& pool,
     if (step.slots[t] >= slots)
       return "token " + number(t) + ": slot " + number(step.slots[t]) + ", the pool has " +
              number(slots);
+  const int64_t lead = kv_recent_blocks(spec.format, pool.block_size);
+  for (int64_t b = 0; lead > 0 && b < step.sequences; ++b)
+    if (std::string fault = slots_fault(pool, step, b, lead); !fault.empty()) return fault;
   return {};
 }
 

@@ -31,6 +31,7 @@ struct AttentionSpec {
 /// The cache: slot s = block * block_size + offset holds one row per kv head.
 struct KvPool {
   uint8_t* keys = nullptr;    ///< [blocks, block_size, kv_heads, kv_row_bytes(key_dim)]
+                              ///< (int4: [blocks, block_size / 32, kv_heads, a group's bytes])
   uint8_t* values = nullptr;  ///< [blocks, block_size, kv_heads, kv_row_bytes(value_dim)]
   int64_t blocks = 0;
   int64_t block_size = 0;
@@ -47,7 +48,8 @@ struct AttentionStep {
   const int32_t* slots = nullptr;         ///< [tokens] where k, v go; negative: not stored
   const int32_t* seq_starts = nullptr;    ///< [sequences + 1]
   const int32_t* kv_lens = nullptr;       ///< [sequences] cached + new tokens
-  const int32_t* block_tables = nullptr;  ///< [sequences, table_width] block of each run of positions
+  const int32_t* block_tables = nullptr;  ///< [sequences, table_width] block of each run of positions,
+                                          ///< behind the sequence's own (kv_recent_blocks)
   const float* sinks = nullptr;           ///< [heads] extra logit without a value, or null
   const float* slopes = nullptr;          ///< [heads] ALiBi: logit += slope * (j - i), or null
 };

@@ -45,6 +45,13 @@ struct KvRows {
   const int32_t* table = nullptr;
   int64_t block_size = 1;
 
+  // int4 only: `keys` is the head's part of the first group in the pool.
+  int64_t code_bytes = 0;  ///< of one coded row of keys
+  int64_t header_bytes = 0;  ///< scales and mins before a group's rows
+  int64_t recent = 0;        ///< from this position on, a multiple of 32, rows are f16:
+  const uint8_t* recent_keys[kv_group_tokens];  ///< by place in the group
+  const uint8_t* recent_values[kv_group_tokens];
+
   /// Addresses of positions [begin, begin + count).
   void locate(int64_t begin, int64_t count, const uint8_t** k, const uint8_t** v) const {
     int64_t block = begin / block_size, offset = begin % block_size;
@@ -53,6 +60,20 @@ struct KvRows {
       k[i] = keys + slot * key_step;
       v[i] = values + slot * value_step;
       if (++offset == block_size) offset = 0, ++block;
+    }
+  }
+
+  /// The same for int4.
+  void locate_coded(int64_t begin, int64_t count, const uint8_t** k, const uint8_t** v) const {
+    const int64_t coded = std::clamp<int64_t>(recent - begin, 0, count);
+    locate(begin, coded, k, v);
+    for (int64_t i = 0; i < coded; ++i) {
+      const int64_t place = (begin + i) % kv_group_tokens;
+      k[i] += header_bytes + place * (code_bytes - key_step);
+    }
+    for (int64_t i = coded; i < count; ++i) {
+      k[i] = recent_keys[begin + i - recent];
+      v[i] = recent_values[begin + i - recent];
     }
   }
 };

@@ -38,6 +38,33 @@ typename V::F load_rest(const uint8_t* row, int64_t c, int64_t n) {
     return V::zero();
 }
 
+/// Keys or values of one format, found by address.
+template <class V, KvFormat format>
+struct CachedRows {
+  const uint8_t* const* at;
+
+  typename V::F chunk(int64_t j, int64_t c) const { return load_chunk<V, format>(at[j], c); }
+  typename V::F rest(int64_t j, int64_t c, int64_t n) const {
+    return load_rest<V, format>(at[j], c, n);
+  }
+};
+
+/// Coded keys of one group of tokens: rows of nibbles, and what their channels share.
+template <class V>
+struct CodedKeys {
+  const uint8_t* const* at;
+  const uint8_t* scales;
+  const uint8_t* mins;
+
+  typename V::F chunk(int64_t j, int64_t c) const {
+    const int64_t lane = c * V::width, in_group = lane % 32;
+    const uint8_t* codes = at[j] + lane / 32 * 16;
+    const auto q = in_group < 16 ? V::load_low(codes + in_group) : V::load_high(codes + in_group - 16);
+    return V::fma(V::load_f16(scales + 2 * lane), q, V::load_f16(mins + 2 * lane));
+  }
+  typename V::F rest(int64_t, int64_t, int64_t) const { return V::zero(); }
+};
+
 /// Rows that are needed soon: touched while others are worked on, as no hardware prefetcher follows
 /// a block table.
 struct Ahead {
@@ -55,54 +82,55 @@ struct Ahead {
   }
 };
 
+/// s[r][j] = q[r] . keys[j] for R rows and `count` keys (a multiple of 4).
+template <class V, int R, class Keys>
+void scores(const float* q, int64_t q_stride, Keys keys, int64_t count, int64_t dim, float* s,
+            Ahead ahead) {
+  using F = typename V::F;
+  const int64_t chunks = dim / V::width, rest = dim % V::width;
+  for (int64_t j = 0; j < count; j += 4) {
+    ahead.touch(j, j + 4);
+    F acc[R][4];
+    for (auto& row : acc)
+      for (F& a : row) a = V::zero();
+    for (int64_t c = 0; c < chunks; ++c) {
+      F key[4];
+      for (int i = 0; i < 4; ++i) key[i] = keys.chunk(j + i, c);
+      for (int r = 0; r < R; ++r) {
+        const F query = V::load(q + r * q_stride + c * V::width);
+        for (int i = 0; i < 4; ++i) acc[r][i] = V::fma(query, key[i], acc[r][i]);
+      }
+    }
+    if (rest != 0) {
+      for (int i = 0; i < 4; ++i) {
+        const F key = keys.rest(j + i, chunks, rest);
+        for (int r = 0; r < R; ++r)
+          acc[r][i] = V::fma(V::load(q + r * q_stride + chunks * V::width), key, acc[r][i]);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      V::sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], s + r * score_stride + j);
+  }
+}
+
+template <class V, class Keys>
+void all_scores(const QueryRows& q, Keys keys, int64_t count, int64_t dim, float* s,
+                Ahead ahead = {}) {
+  for (int64_t r = 0; r < q.rows; r += 4, ahead = {}) {
+    const float* from = q.q + r * q.key_stride;
+    float* to = s + r * score_stride;
+    switch (std::min<int64_t>(q.rows - r, 4)) {
+      case 1: scores<V, 1>(from, q.key_stride, keys, count, dim, to, ahead); break;
+      case 2: scores<V, 2>(from, q.key_stride, keys, count, dim, to, ahead); break;
+      case 3: scores<V, 3>(from, q.key_stride, keys, count, dim, to, ahead); break;
+      default: scores<V, 4>(from, q.key_stride, keys, count, dim, to, ahead); break;
+    }
+  }
+}
+
 template <class V, KvFormat format>
 struct Tile {
   using F = typename V::F;
-
-  /// s[r][j] = q[r] . keys[j] for R rows and `count` keys (a multiple of 4).
-  template <int R>
-  static void scores(const float* q, int64_t q_stride, const uint8_t* const* keys, int64_t count,
-                     int64_t dim, float* s, const Ahead& ahead) {
-    const int64_t chunks = dim / V::width, rest = dim % V::width;
-    for (int64_t j = 0; j < count; j += 4) {
-      ahead.touch(j, j + 4);
-      F acc[R][4];
-      for (auto& row : acc)
-        for (F& a : row) a = V::zero();
-      for (int64_t c = 0; c < chunks; ++c) {
-        F key[4];
-        for (int i = 0; i < 4; ++i) key[i] = load_chunk<V, format>(keys[j + i], c);
-        for (int r = 0; r < R; ++r) {
-          const F query = V::load(q + r * q_stride + c * V::width);
-          for (int i = 0; i < 4; ++i) acc[r][i] = V::fma(query, key[i], acc[r][i]);
-        }
-      }
-      if (rest != 0) {
-        for (int i = 0; i < 4; ++i) {
-          const F key = load_rest<V, format>(keys[j + i], chunks, rest);
-          for (int r = 0; r < R; ++r)
-            acc[r][i] = V::fma(V::load(q + r * q_stride + chunks * V::width), key, acc[r][i]);
-        }
-      }
-      for (int r = 0; r < R; ++r)
-        V::sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], s + r * score_stride + j);
-    }
-  }
-
-  static void all_scores(const float* q, int64_t q_stride, int64_t rows,
-                         const uint8_t* const* keys, int64_t count, int64_t dim, float* s,
-                         Ahead ahead = {}) {
-    for (int64_t r = 0; r < rows; r += 4, ahead = {}) {
-      const float* from = q + r * q_stride;
-      float* to = s + r * score_stride;
-      switch (std::min<int64_t>(rows - r, 4)) {
-        case 1: scores<1>(from, q_stride, keys, count, dim, to, ahead); break;
-        case 2: scores<2>(from, q_stride, keys, count, dim, to, ahead); break;
-        case 3: scores<3>(from, q_stride, keys, count, dim, to, ahead); break;
-        default: scores<4>(from, q_stride, keys, count, dim, to, ahead); break;
-      }
-    }
-  }
 
   /// o[r] = o[r] * carry[r] + sum_j p[r][j] values[j] for R rows, C chunks from chunk c on.
   template <int R, int C>
@@ -162,19 +190,20 @@ struct Tile {
       }
     }
   }
-
-  /// Copies rows to fp32 scratch, so that many query rows share one conversion.
-  static void expand(const uint8_t** rows, int64_t count, int64_t dim, float* out, int64_t stride) {
-    const int64_t chunks = dim / V::width, rest = dim % V::width;
-    for (int64_t j = 0; j < count; ++j, out += stride) {
-      for (int64_t c = 0; c < chunks; ++c)
-        V::store(out + c * V::width, load_chunk<V, format>(rows[j], c));
-      if (rest != 0)
-        V::store(out + chunks * V::width, load_rest<V, format>(rows[j], chunks, rest));
-      rows[j] = reinterpret_cast<const uint8_t*>(out);
-    }
-  }
 };
+
+/// Copies keys or values to fp32 scratch, so that many query rows share one conversion; puts the
+/// copies' addresses in place of theirs.
+template <class V, class Rows>
+void expand(Rows rows, const uint8_t** at, int64_t count, int64_t dim, float* out,
+            int64_t stride) {
+  const int64_t chunks = dim / V::width, rest = dim % V::width;
+  for (int64_t j = 0; j < count; ++j, out += stride) {
+    for (int64_t c = 0; c < chunks; ++c) V::store(out + c * V::width, rows.chunk(j, c));
+    if (rest != 0) V::store(out + chunks * V::width, rows.rest(j, chunks, rest));
+    at[j] = reinterpret_cast<const uint8_t*>(out);
+  }
+}
 
 /// softcap * tanh(x / softcap) in place over one row of a tile.
 template <class V>
@@ -240,41 +269,121 @@ struct TileRows {
   const uint8_t* values[tile_positions];
 
   /// The tile that holds `at`, up to `end`; empty if that is reached.
+  template <KvFormat format>
   void locate(const KvRows& kv, int64_t at, int64_t end) {
     begin = at;
     count = std::max<int64_t>(0, std::min(end, (at / tile_positions + 1) * tile_positions) - at);
-    kv.locate(begin, count, keys, values);
+    if constexpr (format == KvFormat::int4)
+      kv.locate_coded(begin, count, keys, values);
+    else
+      kv.locate(begin, count, keys, values);
+  }
+
+  int64_t tile() const { return begin / tile_positions * tile_positions; }
+
+  /// Keys are read in fours: the last one again, masked afterwards. Returns the count to read.
+  int64_t pad() {
+    const int64_t padded = (count + 3) / 4 * 4;
+    std::fill(keys + count, keys + padded, keys[count - 1]);
+    return padded;
   }
 };
+
+/// One tile whose rows lie in scratch.
+template <class V>
+void run_expanded(const QueryRows& q, const TileRows& rows, int64_t padded, const Partial& part,
+                  Scratch& scratch) {
+  // sum4 writes whole fours, so up to 3 logits may land past the tile: scores are that much wider.
+  float* s = scratch.scores + (rows.begin - rows.tile());
+  all_scores<V>(q, CachedRows<V, KvFormat::f32>{rows.keys}, padded, q.key_stride, s);
+  soften<V>(q, rows.tile(), scratch.scores, scratch.carry, part);
+  Tile<V, KvFormat::f32>::all_weigh(s, q.rows, rows.values, rows.count, q.value_stride,
+                                    scratch.carry, part.out, q.value_stride);
+}
 
 /// One tile; `next` is the one after it.
 template <class V, KvFormat format>
 void run_tile(const QueryRows& q, TileRows& rows, const TileRows& next, const Partial& part,
               Scratch& scratch) {
-  const int64_t count = rows.count, padded = (count + 3) / 4 * 4;
-  const int64_t tile = rows.begin / tile_positions * tile_positions;
-  const uint8_t **keys = rows.keys, **values = rows.values;
-  std::fill(keys + count, keys + padded, keys[count - 1]);  // read twice, masked afterwards
-  // sum4 writes whole fours, so up to 3 logits may land past the tile: scores are that much wider.
-  float* s = scratch.scores + (rows.begin - tile);
+  const int64_t count = rows.count, padded = rows.pad();
+  const CachedRows<V, format> keys{rows.keys}, values{rows.values};
   if (format != KvFormat::f32 && q.rows >= rows_worth_expanding) {
-    Tile<V, format>::expand(keys, padded, q.spec->key_dim, scratch.keys, q.key_stride);
-    Tile<V, format>::expand(values, count, q.spec->value_dim, scratch.values, q.value_stride);
-    Tile<V, KvFormat::f32>::all_scores(q.q, q.key_stride, q.rows, keys, padded, q.key_stride, s);
-    soften<V>(q, tile, scratch.scores, scratch.carry, part);
-    Tile<V, KvFormat::f32>::all_weigh(s, q.rows, values, count, q.value_stride, scratch.carry,
-                                      part.out, q.value_stride);
+    expand<V>(keys, rows.keys, padded, q.spec->key_dim, scratch.keys, q.key_stride);
+    expand<V>(values, rows.values, count, q.spec->value_dim, scratch.values, q.value_stride);
+    run_expanded<V>(q, rows, padded, part, scratch);
     return;
   }
   const auto row_bytes = [](int64_t dim) {
     return static_cast<int64_t>(kv_row_bytes(format, dim));
   };
-  const Ahead these{values, count, row_bytes(q.spec->value_dim)};
+  const Ahead these{rows.values, count, row_bytes(q.spec->value_dim)};
   const Ahead those{next.keys, next.count, row_bytes(q.spec->key_dim)};
-  Tile<V, format>::all_scores(q.q, q.key_stride, q.rows, keys, padded, q.spec->key_dim, s, these);
-  soften<V>(q, tile, scratch.scores, scratch.carry, part);
-  Tile<V, format>::all_weigh(s, q.rows, values, count, q.spec->value_dim, scratch.carry, part.out,
-                             q.value_stride, those);
+  float* s = scratch.scores + (rows.begin - rows.tile());
+  all_scores<V>(q, keys, padded, q.spec->key_dim, s, these);
+  soften<V>(q, rows.tile(), scratch.scores, scratch.carry, part);
+  Tile<V, format>::all_weigh(s, q.rows, rows.values, count, q.spec->value_dim, scratch.carry,
+                             part.out, q.value_stride, those);
+}
+
+/// Calls use(keys, first, count) for each group of coded keys in a tile, then for its f16 keys;
+/// `keys` may be read up to a multiple of 4.
+template <class V, class Use>
+void each_run(const TileRows& rows, const KvRows& kv, Use use) {
+  const int64_t end = rows.begin + rows.count;
+  const uint8_t* at[tile_positions];
+  for (int64_t from = rows.begin, to; from < end; from = to) {
+    const int64_t border = (from / kv_group_tokens + 1) * kv_group_tokens;
+    to = std::min(end, from < kv.recent ? border : end);
+    const int64_t first = from - rows.begin, count = to - from;
+    std::copy_n(rows.keys + first, count, at);
+    std::fill(at + count, at + (count + 3) / 4 * 4, at[count - 1]);
+    if (from >= kv.recent) {
+      use(CachedRows<V, KvFormat::f16>{at}, first, count);
+      continue;
+    }
+    const uint8_t* header = at[0] - from % kv_group_tokens * kv.code_bytes - kv.header_bytes;
+    use(CodedKeys<V>{at, header, header + kv.header_bytes / 2}, first, count);
+  }
+}
+
+/// One tile of the int4 cache: coded up to the queries' own group of tokens, f16 from there.
+template <class V>
+void run_coded_tile(const QueryRows& q, const KvRows& kv, TileRows& rows, const TileRows& next,
+                    const Partial& part, Scratch& scratch) {
+  const int64_t key_dim = q.spec->key_dim, value_dim = q.spec->value_dim;
+  const int64_t old = std::clamp<int64_t>(kv.recent - rows.begin, 0, rows.count);
+  const int64_t young = rows.count - old;
+  const CachedRows<V, KvFormat::int4> old_values{rows.values};
+  const CachedRows<V, KvFormat::f16> young_values{rows.values + old};
+  if (q.rows >= rows_worth_expanding) {
+    const auto copy = [&](const auto& keys, int64_t first, int64_t count) {
+      expand<V>(keys, rows.keys + first, count, key_dim, scratch.keys + first * q.key_stride,
+                q.key_stride);
+    };
+    each_run<V>(rows, kv, copy);
+    expand<V>(old_values, rows.values, old, value_dim, scratch.values, q.value_stride);
+    expand<V>(young_values, rows.values + old, young, value_dim,
+              scratch.values + old * q.value_stride, q.value_stride);
+    run_expanded<V>(q, rows, rows.pad(), part, scratch);
+    return;
+  }
+  float* s = scratch.scores + (rows.begin - rows.tile());
+  const int64_t value_bytes = static_cast<int64_t>(kv_row_bytes(KvFormat::int4, value_dim));
+  const auto score = [&](const auto& keys, int64_t first, int64_t count) {
+    const Ahead these{rows.values + first, std::min(count, old - first), value_bytes};
+    all_scores<V>(q, keys, (count + 3) / 4 * 4, key_dim, s + first, these);
+  };
+  each_run<V>(rows, kv, score);
+  soften<V>(q, rows.tile(), scratch.scores, scratch.carry, part);
+  if (old > 0) {
+    const Ahead those{next.keys, next.count, kv.code_bytes};
+    Tile<V, KvFormat::int4>::all_weigh(s, q.rows, rows.values, old, value_dim, scratch.carry,
+                                       part.out, q.value_stride, those);
+    std::fill(scratch.carry, scratch.carry + q.rows, 1.0f);  // has been taken into account
+  }
+  if (young == 0) return;
+  Tile<V, KvFormat::f16>::all_weigh(s + old, q.rows, rows.values + old, young, value_dim,
+                                    scratch.carry, part.out, q.value_stride);
 }
 
 template <class V, KvFormat format>
@@ -284,10 +393,13 @@ void run_segment(const QueryRows& q, const KvRows& kv, int64_t begin, int64_t en
   std::fill(part.sum, part.sum + q.rows, 0.0f);
   std::fill(part.out, part.out + q.rows * q.value_stride, 0.0f);
   TileRows tiles[2];
-  tiles[0].locate(kv, begin, end);
+  tiles[0].locate<format>(kv, begin, end);
   for (int turn = 0; tiles[turn].count > 0; turn ^= 1) {
-    tiles[turn ^ 1].locate(kv, tiles[turn].begin + tiles[turn].count, end);
-    run_tile<V, format>(q, tiles[turn], tiles[turn ^ 1], part, scratch);
+    tiles[turn ^ 1].locate<format>(kv, tiles[turn].begin + tiles[turn].count, end);
+    if constexpr (format == KvFormat::int4)
+      run_coded_tile<V>(q, kv, tiles[turn], tiles[turn ^ 1], part, scratch);
+    else
+      run_tile<V, format>(q, tiles[turn], tiles[turn ^ 1], part, scratch);
   }
 }
 

@@ -9,8 +9,8 @@ namespace spike {
 /// x [elements] -> the blocks they fill: one of a super-block format, else elements / 32. At most
 /// 256 elements, a multiple of 32; those that a super-block lacks count as zeros without weight.
 ///
-/// `weight` [elements]: of the squared error of each value (see weigh_errors); null: the format's own
-/// choice, llama.cpp's without importance matrix.
+/// `weight` [elements]: of the squared error of each value (see weigh_errors); null: the format's
+/// own choice, llama.cpp's without importance matrix.
 void search_blocks(const float* x, const float* weight, int elements, BlockQ8_0* b);
 void search_blocks(const float* x, const float* weight, int elements, BlockQ5_0* b);
 void search_blocks(const float* x, const float* weight, int elements, BlockQ5_1* b);

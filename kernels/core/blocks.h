@@ -12,8 +12,8 @@
 //   q5_k 256 values: x = d * scale * q - dmin * min q in 0..31, likewise
 //   q6_k 256 values: x = d * scale * (q - 32)       q in 0..63, per 16 an 8-bit signed scale
 //
-// Every block has kElements values; kSub consecutive ones share a scale and a min. Codes are counted
-// from the offset, so that x = scale * code - min for kLowest <= code <= kHighest.
+// Every block has kElements values; kSub consecutive ones share a scale and a min. Codes are
+// counted from the offset, so that x = scale * code - min for kLowest <= code <= kHighest.
 #pragma once
 
 #include <cstdint>

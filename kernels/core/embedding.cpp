@@ -1,9 +1,10 @@
 // One row out of a packed matrix, for embedding lookup.
+#include <algorithm>
 #include <cstring>
 
 #include "core/half.h"
 #include "core/linear.h"
-#include "core/tile_rows.h"
+#include "core/short_block.h"
 
 namespace spike {
 namespace {
@@ -16,6 +17,18 @@ void dequantize_blocks(const uint8_t* group, int64_t k, int r, float* out) {
     unpack_row(tiles[i], r, block);
     dequantize_block(block, out + i * B::kElements);
   }
+  const int64_t rest = k % B::kElements;
+  if constexpr (ShortTraits<B>::kShort)
+    if (rest > 0) {
+      Tile<B> tile{};
+      whole_tile(reinterpret_cast<const uint8_t*>(tiles + k / B::kElements),
+                 static_cast<int>(rest / 64), tile);
+      B block;
+      unpack_row(tile, r, block);
+      float values[B::kElements];
+      dequantize_block(block, values);
+      std::copy_n(values, rest, out + k - rest);
+    }
 }
 
 template <class Stored, float (*convert)(Stored)>

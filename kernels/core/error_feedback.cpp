@@ -7,6 +7,7 @@
 
 #include "core/feedback_refine.h"
 #include "core/feedback_tile.h"
+#include "core/short_block.h"
 
 namespace spike {
 namespace {
@@ -106,9 +107,10 @@ void choose_own(const SubBlock& sub, LaneGrid& grid) {
   grid.d = choice.grid.scale;
 }
 
-/// Quantises columns [begin, begin + elements).
+/// Quantises the block that begins at column `begin`; the last one of a row may be short.
 SPIKE_EVERY_TIER void feed_block(Tile& tile, int64_t begin) {
-  const GridShape& shape = tile.shape;
+  GridShape shape = tile.shape;
+  shape.elements = static_cast<int>(std::min<int64_t>(shape.elements, tile.factor.k - begin));
   Rows carried[kLongestBlock], x[kLongestBlock];
   float weight[kLongestBlock];
   for (int i = 0; i < shape.elements; ++i) carried[i] = Rows{};
@@ -118,7 +120,7 @@ SPIKE_EVERY_TIER void feed_block(Tile& tile, int64_t begin) {
     x[i] = tile.w[static_cast<size_t>(begin + i)] + carried[i] * (1 / r);
     weight[i] = r * r;
   }
-  LaneGrid& grid = tile.grids[static_cast<size_t>(begin / shape.elements)];
+  LaneGrid& grid = tile.grids[static_cast<size_t>(begin / tile.shape.elements)];
   fit_grid(shape, x, weight, grid);
   for (int s = 0; s < shape.subs(); ++s) {
     const int offset = shape.sub * s, done = offset + shape.sub;
@@ -165,7 +167,13 @@ void write_rows(const Tile& tile, int64_t count, uint8_t* rows, size_t stride) {
     const auto number = static_cast<size_t>(begin / B::kElements);
     for (int r = 0; r < count; ++r) {
       const B block = block_of<B>(tile.grids[number], tile.codes.get() + begin, r);
-      std::memcpy(rows + static_cast<size_t>(r) * stride + number * sizeof(B), &block, sizeof(B));
+      uint8_t* to = rows + static_cast<size_t>(r) * stride + number * sizeof(B);
+      if constexpr (ShortTraits<B>::kShort)
+        if (begin + B::kElements > tile.factor.k) {
+          shorten(block, static_cast<int>(tile.factor.k - begin) / 64, to);
+          continue;
+        }
+      std::memcpy(to, &block, sizeof(B));
     }
   }
 }

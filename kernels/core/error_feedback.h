@@ -11,7 +11,7 @@
 
 namespace spike {
 
-/// x [n, k] -> rows [n, row_bytes] and errors [n, 3]; k is a multiple of the block of a block format.
+/// x [n, k] -> rows [n, row_bytes] and errors [n, 3]; k a row_multiple of a block format.
 ///
 /// errors: (w - q) H (w - q)^T of each row, by how it was quantised: as `quantize` does without and
 /// with importances (the diagonal of H), and with feedback.

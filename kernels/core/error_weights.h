@@ -17,8 +17,8 @@ inline float mean_square(const float* x, int64_t n) {
 }
 
 /// weight[i] = importance[i] * sqrt(variance + x[i]^2) for `elements` values of a row whose mean
-/// square is `row_variance`: formats of 32 values take that variance, super-blocks their own (all but
-/// q2_k twice it). q6_k counts the importance alone.
+/// square is `row_variance`: formats of 32 values take that variance, super-blocks their own (all
+/// but q2_k twice it). q6_k counts the importance alone.
 template <class B>
 void weigh_errors(const float* x, const float* importance, int elements, float row_variance,
                   float* weight) {

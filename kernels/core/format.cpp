@@ -1,6 +1,6 @@
 #include "core/format.h"
 
-#include "core/blocks.h"
+#include "core/short_block.h"
 
 namespace spike {
 namespace {
@@ -10,11 +10,16 @@ struct Traits {
   std::string_view name;
   int64_t elements;  // per block
   size_t bytes;      // per block
+  size_t head = 0;   // of a short block, where the format has one
+  size_t group = 0;  // and of each 64 elements in it
 };
 
 template <class B>
 constexpr Traits block(Format format, std::string_view name) {
-  return {format, name, B::kElements, sizeof(B)};
+  if constexpr (ShortTraits<B>::kShort)
+    return {format, name, B::kElements, sizeof(B), kHeadBytes<B>, kGroupBytes<B>};
+  else
+    return {format, name, B::kElements, sizeof(B)};
 }
 
 // In the order of enum Format.
@@ -48,8 +53,13 @@ std::string_view format_name(Format format) { return traits(format).name; }
 
 int64_t block_elements(Format format) { return traits(format).elements; }
 
+int64_t row_multiple(Format format) { return traits(format).group > 0 ? 64 : block_elements(format); }
+
 size_t row_bytes(Format format, int64_t k) {
-  return static_cast<size_t>(k / traits(format).elements) * traits(format).bytes;
+  const Traits& t = traits(format);
+  const size_t whole = static_cast<size_t>(k / t.elements) * t.bytes;
+  const size_t groups = static_cast<size_t>(k % t.elements / 64);
+  return whole + (groups > 0 ? t.head + groups * t.group : 0);
 }
 
 size_t packed_bytes(Format format, int64_t n, int64_t k) {

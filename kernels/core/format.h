@@ -20,8 +20,12 @@ inline constexpr int64_t kTileRows = 16;
 std::optional<Format> parse_format(std::string_view name);
 std::string_view format_name(Format format);
 
-/// Elements that share one block: 1, 32 or 256. A row's length must be a multiple of it.
+/// Elements that share one block: 1, 32 or 256.
 int64_t block_elements(Format format);
+
+/// What a row's length must be a multiple of: 1, 32, or 64 for blocks of 256, where the last one may
+/// be short (short_block.h).
+int64_t row_multiple(Format format);
 
 /// Bytes of one logical row of k elements.
 size_t row_bytes(Format format, int64_t k);

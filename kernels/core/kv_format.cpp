@@ -40,29 +40,45 @@ void encode_int8(const float* x, uint8_t* out) {
     out[2 + i] = finite ? static_cast<uint8_t>(quantum(x[i] * scale, -127, 127)) : 0;
 }
 
-void encode_int4(const float* x, uint8_t* out) {
+/// Stores scale and min of 32 elements, each clamped to what a half holds; NaN as the min of a group
+/// that is not finite. Returns 1 / scale as the reader will see it, 0 if all codes are 0.
+float store_range(const float* x, uint8_t* scale, uint8_t* min) {
   const auto [low, high] = std::minmax_element(x, x + group);
   const bool finite = all_finite(x);
-  const float base = std::clamp(*low, -half_max, half_max);
-  store_half(out + 2, finite ? base : std::nanf(""));
-  store_half(out, finite ? std::min(*high / 15.0f - *low / 15.0f, half_max) : 0.0f);
-  const float scale = finite ? inverse(out) : 0.0f;
+  store_half(min, finite ? std::clamp(*low, -half_max, half_max) : std::nanf(""));
+  store_half(scale, finite ? std::min(*high / 15.0f - *low / 15.0f, half_max) : 0.0f);
+  return finite ? inverse(scale) : 0.0f;
+}
+
+void encode_int4(const float* x, uint8_t* out) {
+  const float scale = store_range(x, out, out + 2);
   const float min = load_half(out + 2);
-  auto nibble = [&](int64_t i) { return finite ? quantum((x[i] - min) * scale, 0, 15) : 0; };
+  auto nibble = [&](int64_t i) {
+    return scale > 0.0f ? quantum((x[i] - min) * scale, 0, 15) : 0;
+  };
   for (int64_t i = 0; i < group / 2; ++i)
     out[4 + i] = static_cast<uint8_t>(nibble(i) | nibble(i + group / 2) << 4);
 }
 
-void decode_int8(const uint8_t* in, float* out) {
-  const float scale = load_half(in);
-  for (int64_t i = 0; i < group; ++i) out[i] = scale * static_cast<int8_t>(in[2 + i]);
-}
-
-void decode_int4(const uint8_t* in, float* out) {
-  const float scale = load_half(in), min = load_half(in + 2);
-  for (int64_t i = 0; i < group / 2; ++i) {
-    out[i] = scale * (in[4 + i] & 15) + min;
-    out[i + group / 2] = scale * (in[4 + i] >> 4) + min;
+/// Channels [from, from + group) of a group of keys.
+void encode_channels(const uint8_t* const* rows, int64_t from, int64_t dim, uint8_t* out) {
+  float x[kv_group_tokens][group], scale[group], min[group];
+  for (int64_t t = 0; t < kv_group_tokens; ++t)
+    for (int64_t c = 0; c < group; ++c) x[t][c] = load_half(rows[t] + 2 * (from + c));
+  for (int64_t c = 0; c < group; ++c) {
+    float channel[kv_group_tokens];
+    for (int64_t t = 0; t < kv_group_tokens; ++t) channel[t] = x[t][c];
+    uint8_t* const header = out + 2 * (from + c);
+    scale[c] = store_range(channel, header, header + 2 * dim);
+    min[c] = load_half(header + 2 * dim);
+  }
+  for (int64_t t = 0; t < kv_group_tokens; ++t) {
+    uint8_t* const row = out + 4 * dim + (t * dim + from) / 2;
+    auto nibble = [&](int64_t c) {
+      return scale[c] > 0.0f ? quantum((x[t][c] - min[c]) * scale[c], 0, 15) : 0;
+    };
+    for (int64_t c = 0; c < group / 2; ++c)
+      row[c] = static_cast<uint8_t>(nibble(c) | nibble(c + group / 2) << 4);
   }
 }
 
@@ -78,6 +94,15 @@ std::optional<KvFormat> parse_kv_format(std::string_view name) {
 
 int64_t kv_group(KvFormat format) {
   return format == KvFormat::int8 || format == KvFormat::int4 ? group : 1;
+}
+
+int64_t kv_recent_rows(int64_t block_size) {
+  return block_size * kv_int4_group_bytes / (2 * group);
+}
+
+int64_t kv_recent_blocks(KvFormat format, int64_t block_size) {
+  const int64_t rows = kv_recent_rows(block_size);
+  return format == KvFormat::int4 && rows > 0 ? (kv_group_tokens + rows - 1) / rows : 0;
 }
 
 size_t kv_row_bytes(KvFormat format, int64_t dim) {
@@ -104,18 +129,14 @@ void kv_encode(KvFormat format, const float* x, int64_t dim, uint8_t* row) {
   }
 }
 
-void kv_decode(KvFormat format, const uint8_t* row, int64_t dim, float* out) {
-  switch (format) {
-    case KvFormat::f32: std::memcpy(out, row, static_cast<size_t>(4 * dim)); return;
-    case KvFormat::f16:
-      for (int64_t i = 0; i < dim; ++i) out[i] = load_half(row + 2 * i);
-      return;
-    case KvFormat::int8:
-      for (int64_t i = 0; i < dim; i += group, row += kv_int8_group_bytes) decode_int8(row, out + i);
-      return;
-    case KvFormat::int4:
-      for (int64_t i = 0; i < dim; i += group, row += kv_int4_group_bytes) decode_int4(row, out + i);
-      return;
+void kv_encode_keys(const uint8_t* const* rows, int64_t dim, uint8_t* out) {
+  for (int64_t from = 0; from < dim; from += group) encode_channels(rows, from, dim, out);
+}
+
+void kv_encode_recent(const float* x, int64_t dim, uint8_t* row) {
+  for (int64_t i = 0; i < dim; ++i) {
+    const bool finite = std::fabs(x[i]) <= FLT_MAX;
+    store_half(row + 2 * i, finite ? std::clamp(x[i], -half_max, half_max) : std::nanf(""));
   }
 }
 

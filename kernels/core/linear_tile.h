@@ -95,15 +95,16 @@ struct BlockDot {
     ++input;
   }
 
-  /// y += the tiles [0, count) of R row groups. `ahead`: prefetch what follows them.
+  /// y += the first `periods` periods of tiles [0, count) of R row groups. `ahead`: prefetch what
+  /// follows them.
   template <bool ahead>
-  [[gnu::always_inline]] void add_tiles(const Tile* const (&tiles)[R], int64_t count,
+  [[gnu::always_inline]] void add_tiles(const Tile* const (&tiles)[R], int64_t count, int periods,
                                         Floats (&y)[R][M]) {
     constexpr int64_t kPeriodBytes = sizeof(Tile) / S::kPeriods;
     for (int64_t i = 0; i < count; ++i) {
       S w[R];
       for (int r = 0; r < R; ++r) w[r].open(tiles[r][i]);
-      for (int p = 0; p < S::kPeriods; ++p) {
+      for (int p = 0; p < (S::kPeriods == 1 ? 1 : periods); ++p) {
         if constexpr (ahead)
           for (int r = 0; r < R; ++r) {
             const auto* next = reinterpret_cast<const uint8_t*>(tiles[r] + i) + kPrefetchAhead;
@@ -114,6 +115,30 @@ struct BlockDot {
       }
     }
   }
+};
+
+/// The short tile that ends a row group of so many blocks of 32 k, if it does.
+template <class S>
+struct ShortTile {
+  using Tile = typename S::Tile;
+  static constexpr bool kPossible = S::kPeriods > 1;
+
+  ShortTile(const uint8_t* packed, int64_t blocks)
+      : periods(kPossible ? static_cast<int>(blocks / S::kBlocks % S::kPeriods) : 0), at(packed) {}
+
+  /// Where a whole tile of it is; read no further than its periods.
+  const Tile* tile() {
+    if constexpr (std::is_same_v<Tile, TileQ4K>) {
+      whole_tile(at, periods, buffer);
+      return &buffer;
+    } else {
+      return reinterpret_cast<const Tile*>(at);
+    }
+  }
+
+  int periods;
+  const uint8_t* at;
+  std::conditional_t<std::is_same_v<Tile, TileQ4K>, Tile, char> buffer;
 };
 
 /// out[m, stride] = dot products of one row group with M tokens, straight from the packed tiles.
@@ -127,18 +152,25 @@ void dot_direct(const uint8_t* packed, const Input& input, int64_t token, float*
   for (int m = 0; m < M; ++m) y[0][m] = V::zero();
   const int64_t blocks = input.k / 32;
   BlockDot<V, S, 1, M> dot{input.blocks + token * blocks, blocks};
-  dot.template add_tiles<true>(tiles, blocks / (S::kPeriods * S::kBlocks), y);
+  const int64_t whole = blocks / (S::kPeriods * S::kBlocks);
+  ShortTile<S> last(packed + whole * static_cast<int64_t>(sizeof(Tile)), blocks);
+  for (int part = 0; part < (last.periods > 0 ? 2 : 1); ++part) {
+    if (part == 1) tiles[0] = last.tile();
+    dot.template add_tiles<true>(tiles, part == 0 ? whole : 1,
+                                 part == 0 ? S::kPeriods : last.periods, y);
+  }
   for (int m = 0; m < M; ++m) V::store_f32(out + m * stride, y[0][m]);
 }
 
-/// out[m, 16 R] += R row groups, M tokens, decoded tiles [0, count).
+/// out[m, 16 R] += R row groups, M tokens, `periods` periods each of decoded tiles [0, count).
 template <class V, class S, int R, int M>
-void add_decoded(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t count,
+void add_decoded(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t count, int periods,
                  const InputBlock* input, int64_t stride, float* out) {
   typename V::Floats y[R][M];
   for (int m = 0; m < M; ++m)
     for (int r = 0; r < R; ++r) y[r][m] = V::load_f32(out + 16 * (m * R + r));
-  BlockDot<V, Decoded<V, S>, R, M>{input, stride}.template add_tiles<false>(tiles, count, y);
+  BlockDot<V, Decoded<V, S>, R, M>{input, stride}.template add_tiles<false>(tiles, count,
+                                                                           periods, y);
   for (int m = 0; m < M; ++m)
     for (int r = 0; r < R; ++r) V::store_f32(out + 16 * (m * R + r), y[r][m]);
 }
@@ -146,10 +178,12 @@ void add_decoded(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t 
 /// add_decoded for any number of tokens: the most that registers allow at a time, then the rest.
 template <class V, class S, int R, int M = V::template kTokensPerPass<S::kSubs>>
 void add_decoded_tokens(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t count,
-                        const InputBlock* input, int64_t stride, int64_t tokens, float* out) {
+                        int periods, const InputBlock* input, int64_t stride, int64_t tokens,
+                        float* out) {
   for (; tokens >= M; tokens -= M, input += M * stride, out += 16 * R * M)
-    add_decoded<V, S, R, M>(tiles, count, input, stride, out);
-  if constexpr (M > 1) add_decoded_tokens<V, S, R, M - 1>(tiles, count, input, stride, tokens, out);
+    add_decoded<V, S, R, M>(tiles, count, periods, input, stride, out);
+  if constexpr (M > 1)
+    add_decoded_tokens<V, S, R, M - 1>(tiles, count, periods, input, stride, tokens, out);
 }
 
 /// Many tokens: each stretch of kChunk k is decoded once, then read for every token.
@@ -165,12 +199,18 @@ void dot_decoded(const uint8_t* packed, int64_t group_bytes, const Input& input,
   const int64_t stride = input.k / 32;
   for (int64_t k = 0; k < input.k; k += kChunk) {
     const int64_t left = (input.k - k) / kSpan, count = left < kMostTiles ? left : kMostTiles;
+    ShortTile<S> last(nullptr, left > 0 ? 0 : stride);  // a chunk of its own
     for (int r = 0; r < R; ++r) {
-      const auto* group = reinterpret_cast<const typename S::Tile*>(packed + r * group_bytes);
-      for (int64_t i = 0; i < count; ++i) D::decode(group[k / kSpan + i], decoded[r][i]);
+      const uint8_t* group = packed + r * group_bytes + k / kSpan * sizeof(typename S::Tile);
+      const auto* from = reinterpret_cast<const typename S::Tile*>(group);
+      for (int64_t i = 0; i < count; ++i) D::decode(from[i], S::kPeriods, decoded[r][i]);
+      if (left > 0) continue;
+      last.at = group;
+      D::decode(*last.tile(), last.periods, decoded[r][0]);
     }
     const InputBlock* blocks = input.blocks + token * stride + k / 32;
-    add_decoded_tokens<V, S, R>(tiles, count, blocks, stride, tokens, out);
+    add_decoded_tokens<V, S, R>(tiles, left > 0 ? count : 1, left > 0 ? S::kPeriods : last.periods,
+                                blocks, stride, tokens, out);
   }
 }
 

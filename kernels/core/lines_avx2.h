@@ -83,7 +83,8 @@ struct Avx2Lines {
   }
   static Floats four_bits(const uint8_t* low, int odd) {
     const __m128i nibble = _mm_and_si128(_mm_srli_epi16(quarter(low), 4 * odd), _mm_set1_epi8(15));
-    return to_floats({_mm256_cvtepu8_epi32(nibble), _mm256_cvtepu8_epi32(_mm_srli_si128(nibble, 8))});
+    return to_floats(
+        {_mm256_cvtepu8_epi32(nibble), _mm256_cvtepu8_epi32(_mm_srli_si128(nibble, 8))});
   }
   static Floats six_bits(const uint8_t* low, int odd, const uint8_t* high, int shift) {
     const __m128i nibble = _mm_and_si128(_mm_srli_epi16(quarter(low), 4 * odd), _mm_set1_epi8(15));

@@ -6,10 +6,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/block_codec.h"
 #include "core/block_search.h"
 #include "core/error_weights.h"
 #include "core/half.h"
+#include "core/short_block.h"
 
 namespace spike {
 namespace {
@@ -48,8 +48,10 @@ void quantize_blocks(const float* x, int64_t k, const float* importance, uint8_t
       weigh_errors<B>(x + i, importance + i, elements, variance, weight);
     B blocks[kSpan / B::kElements];
     search_blocks(x + i, importance != nullptr ? weight : nullptr, elements, blocks);
-    std::memcpy(row + (i / B::kElements) * sizeof(B), blocks,
-                static_cast<size_t>(elements / B::kElements) * sizeof(B));
+    uint8_t* to = row + (i / B::kElements) * sizeof(B);
+    if constexpr (ShortTraits<B>::kShort)
+      if (elements < kSpan) return shorten(blocks[0], elements / 64, to);
+    std::memcpy(to, blocks, static_cast<size_t>(elements / B::kElements) * sizeof(B));
   }
 }
 
@@ -74,11 +76,20 @@ void quantize_row(Format format, const float* x, int64_t k, const float* importa
 
 template <class B>
 void dequantize_blocks(const uint8_t* row, int64_t k, float* x) {
-  for (int64_t i = 0; i < k; i += B::kElements, row += sizeof(B)) {
+  int64_t i = 0;
+  for (; i + B::kElements <= k; i += B::kElements, row += sizeof(B)) {
     B block;
     std::memcpy(&block, row, sizeof block);
     dequantize_block(block, x + i);
   }
+  if constexpr (ShortTraits<B>::kShort)
+    if (i < k) {
+      B block;
+      lengthen(row, static_cast<int>((k - i) / 64), block);
+      float values[B::kElements];
+      dequantize_block(block, values);
+      std::copy_n(values, k - i, x + i);
+    }
 }
 
 template <float (*convert)(uint16_t)>

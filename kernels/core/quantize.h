@@ -19,8 +19,7 @@ struct Unrepresentable {
 /// Largest magnitude that `quantize` accepts.
 float largest_value(Format format);
 
-/// x[n, k] -> rows[n, row_bytes]; k is a multiple of the block. Scales are searched as llama.cpp does
-/// with the importance matrix `importance` [k] (finite, not negative) or, if that is null, without,
+/// x[n, k] -> rows[n, row_bytes]; k fits row_multiple. Scales are searched as llama.cpp does with the importance matrix `importance` [k] (finite, not negative) or, if that is null, without,
 /// so that the bytes are those of its quantiser. The same for any number of threads and any CPU.
 /// Returns the first value that cannot be stored, and then leaves `rows` unspecified.
 std::optional<Unrepresentable> quantize(const Parallel& parallel, Format format, const float* x,

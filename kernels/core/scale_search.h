@@ -1,5 +1,5 @@
 // Searches for the scale (and min) of a group of values: the mathematics of llama.cpp's make_qkx2,
-// make_qkx3, make_qx, make_q3 and make_qp_quants. T is a vector with one group per lane, or a float.
+// make_qkx3, make_qx, make_q3 and make_qp_quants. T is a vector with a group per lane, or a float.
 #pragma once
 
 #include "core/lanes.h"
@@ -20,8 +20,8 @@ struct AffineFit {
   T codes[L];
 };
 
-/// Candidates of fit_affine: range / (kMax + first + i * step), i = 0..last; and whether the error is
-/// weighed as it is or squared.
+/// Candidates of fit_affine: range / (kMax + first + i * step), i = 0..last; and whether the error
+/// is weighed as it is or squared.
 struct AffineSteps {
   float first, step;
   int last;
@@ -29,8 +29,8 @@ struct AffineSteps {
 };
 
 // Weighted least squares for scale and offset over candidate steps around range / kMax; keeps the
-// candidate of least weighted error (squared, or absolute), starting from the plain min/max grid. As
-// in the reference, an accepted offset is the lower end of the range for the candidates after it.
+// candidate of least weighted error (squared, or absolute), starting from the plain min/max grid.
+// As in the reference, an accepted offset is the lower end of the range for later candidates.
 template <int kMax, int L, class T>
 void fit_affine(const T (&x)[L], const T (&weight)[L], AffineSteps steps, AffineFit<L, T>& fit) {
   constexpr float kTop = kMax;
@@ -139,8 +139,8 @@ void fit_symmetric(const T (&x)[L], const T (&weight)[L], SymmetricFit<L, T>& fi
   empty_if_tiny<kHalf>(extreme, fit);
 }
 
-// From the plain grid, moves one code at a time as long as the least squares weighted by x^2 improve,
-// for at most five rounds.
+// From the plain grid, moves one code at a time as long as the least squares weighted by x^2
+// improve, for at most five rounds.
 template <int kHalf, int L, class T>
 void fit_by_descent(const T (&x)[L], SymmetricFit<L, T>& fit) {
   const T extreme = extreme_of(x);

@@ -86,7 +86,8 @@ struct AffineTraits<BlockQ5K> {
   static constexpr AffineSteps kSteps = {-0.5f, 0.1f, 15, false};
 };
 
-/// Weights without an importance matrix: |x|, for q4_k and q5_k plus the sub-block's mean magnitude.
+/// Weights without an importance matrix: |x|, for q4_k and q5_k plus the sub-block's root mean
+/// square.
 template <int L>
 void own_weights(const Lanes (&x)[L], bool with_mean, Lanes (&weight)[L]) {
   Lanes mean_magnitude{};
@@ -161,7 +162,7 @@ void search_affine(const float* x, const float* given, int elements, B& b) {
 
 // --- without: q3_k, q6_k -------------------------------------------------------------------------
 
-/// Scales relative to the one of largest magnitude, which becomes `lowest`; returns what one unit is.
+/// Scales relative to the one of largest magnitude, which becomes `lowest`; returns one unit.
 [[gnu::noinline]] float round_to_extreme(const float (&scales)[16], int lowest, int (&codes)[16]) {
   float extreme = 0;
   for (const float scale : scales)

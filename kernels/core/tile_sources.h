@@ -332,10 +332,10 @@ struct Decoded {
     V::store_f32(to.scales[p][B][S], from.template scale<B, S>(p));
     if constexpr (kHasMin) V::store_f32(to.mins[p][B][S], from.template min<B, S>(p));
   }
-  static void decode(const typename T::Tile& packed, Tile& to) {
+  static void decode(const typename T::Tile& packed, int periods, Tile& to) {
     T from;
     from.open(packed);
-    for (int p = 0; p < kPeriods; ++p) {
+    for (int p = 0; p < periods; ++p) {
       decode_block<0>(from, p, to);
       if constexpr (kBlocks > 1) decode_block<1>(from, p, to);
     }

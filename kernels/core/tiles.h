@@ -77,7 +77,7 @@ struct TileQ4K {
   uint8_t nibbles[4][8][64];  ///< [p][l], byte 4r + j: k = 64p + 4l + j low, 32 further high
 };
 
-/// 16 rows x 256 k, sub-blocks of 32 k; group g covers k = 64g .. 64g + 63, sub-blocks 2g and 2g + 1.
+/// 16 rows x 256 k, sub-blocks of 32 k; group g covers k = 64g .. 64g + 63, sub-blocks 2g, 2g + 1.
 struct TileQ5K {
   uint16_t d[16];
   uint16_t dmin[16];

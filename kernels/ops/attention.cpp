@@ -104,6 +104,9 @@ struct Attention {
     keys.require({-1, -1, spec.kv_heads, row(spec.key_dim)}, "key_pool");
     values.require({keys.dims[0], keys.dims[1], spec.kv_heads, row(spec.value_dim)}, "value_pool");
     if (keys.dims[1] < 1) throw Failure("key_pool has blocks without slots");
+    if (spec.format == KvFormat::int4 && keys.dims[1] % kv_group_tokens != 0)
+      throw Failure("key_pool has blocks of " + std::to_string(keys.dims[1]) +
+                    " slots; int4 needs a multiple of 32");
     return {nullptr, nullptr, keys.dims[0], keys.dims[1]};
   }
 

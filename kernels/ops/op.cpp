@@ -145,7 +145,7 @@ Matrix Info::weight(size_t input, const std::string& format, int64_t n, int64_t 
   const std::string name = "weight at input " + std::to_string(input) + ": ";
   const auto parsed = parse_format(format);
   if (!parsed) throw Failure("unknown format '" + format + "'");
-  if (stacked <= 0 || n <= 0 || k <= 0 || k % block_elements(*parsed) != 0)
+  if (stacked <= 0 || n <= 0 || k <= 0 || k % row_multiple(*parsed) != 0)
     throw Failure(name + "a " + format + " matrix can't be [" + std::to_string(n) + ", " +
                   std::to_string(k) + "]");
   int constant = 0;

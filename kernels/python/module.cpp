@@ -158,6 +158,9 @@ NB_MODULE(_kernels, m) {
       "block_elements", [](const std::string& f) { return spike::block_elements(format_of(f)); },
       nb::arg("format"));
   m.def(
+      "row_multiple", [](const std::string& f) { return spike::row_multiple(format_of(f)); },
+      nb::arg("format"));
+  m.def(
       "row_bytes",
       [](const std::string& f, int64_t k) { return spike::row_bytes(format_of(f), k); },
       nb::arg("format"), nb::arg("k"));

@@ -126,10 +126,10 @@ def write_engine(
     path: Path, abi: str = "streaming", graph: bytes | None = None, **names: str
 ) -> Path:
     streaming = abi == "streaming"
-    state = StateSpec("kv", "pool", "pool_out", 1, 1, "int4", 1)
+    state = StateSpec("kv", "pool", "pool_out", 1, 1, "bytes", 1)
     if not streaming:
         state = StateSpec("kv", "past", "present", 1, 1, "f32", 4)
-    formats = QuantizationConfig("f16", state.format)
+    formats = QuantizationConfig("f16", "int4" if streaming else "f32")
     pretrained = PretrainedConfig("Toy", "toy", "float32", VOCAB, 1, 1, 1, 1, 1, 64, formats)
     kind = "paged" if streaming else "continuous"
     build = BuildConfig(8, 4, CAPACITY, kind, BLOCK, streaming)

@@ -18,7 +18,7 @@ from spikeinfer.driver import BuildRequest, build
 from spikeinfer.runtime import functional_session, streaming_session
 
 MODELS = Path(__file__).parents[2] / ".cache" / "models"
-BLOCK = 8
+BLOCK, INT4_BLOCK = 8, 32
 STALE = 0xFF
 KV_FORMATS = ("f32", "f16", "int8", "int4")
 ENGINES = [*itertools.product(("tiny-llama",), KV_FORMATS), ("tiny-gemma3", "f16")]
@@ -39,7 +39,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             dtype="float32",
             enable_streaming=True,
             kv_cache_dtype=kv_format,
-            tokens_per_block=BLOCK,
+            tokens_per_block=INT4_BLOCK if kv_format == "int4" else BLOCK,
             max_num_tokens=16,
             golden="off",
         )
@@ -76,8 +76,9 @@ def _ids(engine: SpikeEngine, length: int, seed: int) -> list[int]:
 
 def _work(engine: SpikeEngine) -> tuple[list[NDArray[np.float32]], list[tuple[int, ...]]]:
     """Logits of chunked prefills that end inside, at and behind a block, and ragged batches."""
-    chunks = (None, 1, 5, BLOCK)
-    lengths = (1, BLOCK - 1, BLOCK, BLOCK + 1, 29)
+    block = engine._loop.pool.block_size
+    chunks = (None, 1, 5, block)
+    lengths = (1, block - 1, block, block + 1, 29 if block < 29 else 51)
     scored = [
         engine.score(_ids(engine, length, length), chunk_tokens=chunk)
         for length in lengths
@@ -155,8 +156,8 @@ def test_the_tail_of_an_owned_block(
     """NaN behind the last token, in the block that the next tokens go to."""
     engine, pools = opened(path, 0)
     ids = _ids(engine, 11, 3)
-    expected = tuple(engine.complete(ids, max_tokens=20).token_ids)
-    stream = engine.stream(ids, max_tokens=20)
+    expected = tuple(engine.complete(ids, max_tokens=30).token_ids)
+    stream = engine.stream(ids, max_tokens=30)
     stream.submit_locked()
     engine._loop.step()
     while engine._loop._running:
@@ -168,6 +169,20 @@ def test_the_tail_of_an_owned_block(
 
 
 def _poison_tail(engine: SpikeEngine, pools: Pools, blocks: NDArray[np.int32], tokens: int) -> None:
-    last, used = int(blocks[-1]), tokens - (len(blocks) - 1) * BLOCK
-    for pool in pools:
-        pool.reshape(engine._loop.pool.num_blocks, BLOCK, -1)[last, used:] = STALE
+    pool = engine._loop.pool
+    last, own = int(blocks[-1]), blocks[pool.recent_blocks :]
+    used = tokens - (len(own) - 1) * pool.block_size
+    for index, memory in enumerate(pools):
+        places = memory.reshape(pool.num_blocks, pool.block_size, -1)
+        if pool.recent_blocks == 0:
+            places[last, used:] = STALE
+            continue
+        # int4: keys have codes once their group is complete; until then they lie in the blocks
+        # that lead the table, 10 tokens in a block of 32.
+        keys = index % 2 == 0 and used < pool.block_size
+        places[last, 0 if keys else used :] = STALE
+        recent = memory.reshape(pool.num_blocks, -1)
+        size = recent.shape[1] // 10
+        for place in range(tokens % INT4_BLOCK, INT4_BLOCK):
+            at = place % 10 * size
+            recent[blocks[place // 10], at : at + size] = STALE

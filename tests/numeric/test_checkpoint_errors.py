@@ -240,13 +240,13 @@ def test_invalid_values(single: Path, values: dict[str, Any]) -> None:
 
 
 def test_quantised_by_config(single: Path) -> None:
-    set_config(single, quantization_config={"quant_method": "gptq", "bits": 4})
-    refused(single, "SPK120", "gptq", "already quantised", "not in this version")
+    set_config(single, quantization_config={"quant_method": "aqlm"})
+    refused(single, "SPK120", "aqlm", "already quantised")
 
 
 def test_quantised_by_file(single: Path) -> None:
-    (single / "quantize_config.json").write_text("{}")
-    refused(single, "SPK120", "quantize_config.json")
+    (single / "hf_quant_config.json").write_text("{}")
+    refused(single, "SPK120", "hf_quant_config.json")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

@@ -34,9 +34,28 @@ def test_dequantize_is_ggufs(fmt: Format, fill: str | int) -> None:
     rows = random_rows(fmt, 40, k)
     if isinstance(fill, int):
         rows[:] = fill
+    assert_as_ggufs(rows, fmt, k)
+
+
+@pytest.mark.parametrize("fmt", GGUF_TYPES)
+@pytest.mark.parametrize("half", [0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF])
+def test_dequantize_is_ggufs_at_the_ends_of_fp16(fmt: Format, half: int) -> None:
+    """Smallest and largest denormal, smallest and largest normal scale; codes of every kind."""
+    k = 1024
+    rows = random_rows(fmt, 40, k)
+    for first in range(0, rows.shape[1] - 1, 2):  # every 16-bit field of the blocks in turn
+        rows[first % 40, first : first + 2] = half & 255, half >> 8
+    assert_as_ggufs(rows, fmt, k)
+    rows.view(np.uint16)[:] = half
+    assert_as_ggufs(rows, fmt, k)
+
+
+def assert_as_ggufs(rows: np.ndarray, fmt: Format, k: int) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
-        expected = quants.dequantize(rows, GGUF_TYPES[fmt]).reshape(40, k)
-    np.testing.assert_array_equal(kernels.dequantize(rows, fmt, k), expected)
+        expected = quants.dequantize(rows, GGUF_TYPES[fmt]).reshape(len(rows), k)
+    found = kernels.dequantize(rows, fmt, k)
+    numbers = ~(np.isnan(found) & np.isnan(expected))  # bits, as zeros have a sign; NaN is NaN
+    np.testing.assert_array_equal(found.view(np.uint32)[numbers], expected.view(np.uint32)[numbers])
 
 
 @pytest.mark.parametrize("fmt", GGUF_TYPES)
@@ -212,9 +231,87 @@ def test_packed_values_as_documented(fmt: Format, dtype: type) -> None:
     np.testing.assert_array_equal(packed.transpose(0, 2, 1).reshape(32, 7), rows.view(dtype))
 
 
+# Short last blocks: k in 64s, read as docs/storage-formats.md says.
+
+SHORT = tuple(fmt for fmt in BLOCKS if kernels.block_elements(fmt) == 256)
+HEADS = {"q2_k": 4, "q3_k": 2, "q4_k": 4, "q5_k": 4, "q6_k": 2}
+BITS = {"q2_k": (8, 4, 2), "q3_k": (4, 6, 3), "q4_k": (4, 6, 4), "q5_k": (4, 6, 5),
+        "q6_k": (4, 8, 6)}  # fmt: skip
+"""Numbers per group, bits of each, bits of a code."""
+
+
+def numbers(bits: np.ndarray, width: int) -> np.ndarray:
+    """A string of bits [count * width], lowest first -> integers [count]."""
+    return bits.reshape(-1, width) @ (1 << np.arange(width))
+
+
+def read_short(fmt: str, block: np.ndarray) -> np.ndarray:
+    head, (count, width, code_width) = HEADS[fmt], BITS[fmt]
+    scales = halves(block[:head].copy())
+    group_bits = count * width + 64 * code_width
+    out = []
+    for group in np.unpackbits(block[head:], bitorder="little").reshape(-1, group_bits):
+        stored = numbers(group[: count * width], width).astype(np.float32)
+        codes = numbers(group[count * width :], code_width).astype(np.float32)
+        if head == 4:
+            scale, minimum = np.split(stored, 2)
+            codes = codes.reshape(len(scale), -1)
+            part = (scales[0] * scale)[:, None] * codes - (scales[1] * minimum)[:, None]
+        else:
+            stored = stored - 32 if fmt == "q3_k" else stored - 256 * (stored > 127)
+            codes = codes.reshape(4, 16) - (4 if fmt == "q3_k" else 32)
+            part = (scales[0] * stored)[:, None] * codes
+        out.append(part.ravel())
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("fmt", SHORT)
+@pytest.mark.parametrize("k", [64, 128, 192, 576, 640])
+def test_short_blocks_as_documented(fmt: Format, k: int) -> None:
+    whole, groups = divmod(k, 256)
+    head, (count, width, code_width) = HEADS[fmt], BITS[fmt]
+    size = head + groups // 64 * (count * width + 64 * code_width) // 8
+    block_bytes = kernels.row_bytes(fmt, 256)
+    assert kernels.row_multiple(fmt) == 64
+    assert kernels.row_bytes(fmt, k) == whole * block_bytes + size
+    x = np.random.default_rng(3).standard_normal((5, k), np.float32)
+    rows = kernels.quantize(x, fmt)
+    back = kernels.dequantize(rows, fmt, k)
+    for row, values in zip(rows, back, strict=True):
+        np.testing.assert_array_equal(read_short(fmt, row[-size:]), values[256 * whole :])
+    if whole:
+        first = kernels.quantize(np.ascontiguousarray(x[:, : 256 * whole]), fmt)
+        np.testing.assert_array_equal(rows[:, :-size], first)
+
+
+@pytest.mark.parametrize("fmt", SHORT)
+def test_a_short_block_is_as_exact_as_a_whole_one(fmt: Format) -> None:
+    x = np.random.default_rng(4).standard_normal((64, 64), np.float32)
+    wide = x.reshape(16, 256)
+
+    def error(values: np.ndarray) -> float:
+        back = kernels.dequantize(kernels.quantize(values, fmt), fmt, values.shape[1])
+        return float(((back - values) ** 2).mean())
+
+    assert error(x) < 1.05 * error(wide)
+
+
+@pytest.mark.parametrize("fmt", SHORT)
+@pytest.mark.parametrize("n", ROWS)
+def test_short_blocks_pack_without_loss(fmt: Format, n: int) -> None:
+    for k in (64, 192, 576, 640):
+        rows = random_rows(fmt, n, k)
+        packed = kernels.pack(rows, fmt, n, k)
+        np.testing.assert_array_equal(kernels.unpack(packed, fmt, n, k), rows)
+        picked = np.arange(n)
+        np.testing.assert_array_equal(
+            kernels.dequantize_rows(packed, fmt, n, k, picked), kernels.dequantize(rows, fmt, k)
+        )
+
+
 def test_wrong_shapes_say_what_is_wrong() -> None:
     rows = np.zeros((3, 144), np.uint8)
-    with pytest.raises(ValueError, match=r"q4_k needs rows that are a positive multiple of 256"):
+    with pytest.raises(ValueError, match=r"q4_k needs rows that are a positive multiple of 64"):
         kernels.row_bytes("q4_k", 100)
     with pytest.raises(ValueError, match="unknown storage format 'q9'"):
         kernels.row_bytes("q9", 256)  # type: ignore[arg-type]

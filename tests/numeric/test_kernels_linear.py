@@ -57,6 +57,21 @@ def test_linear(fmt: Format, n: int) -> None:
         assert_product(kernels.linear(x, packed, fmt, n), seen, w)
 
 
+SHORT = tuple(fmt for fmt in FORMATS if kernels.block_elements(fmt) == 256)
+
+
+@pytest.mark.parametrize("fmt", SHORT)
+@pytest.mark.parametrize("n", [1, 17, 48])
+def test_linear_over_short_blocks(fmt: Format, n: int) -> None:
+    for k in (64, 128, 192, 320, 576, 640):
+        packed, w = problem(fmt, n, k)
+        x = tokens(33, k)
+        y = kernels.linear(x, packed, fmt, n)
+        assert_product(y, int8_tokens(x), w)
+        for t in (1, 2, 8, 9):
+            np.testing.assert_array_equal(kernels.linear(x[:t], packed, fmt, n), y[:t])
+
+
 @pytest.mark.parametrize("fmt", VALUES)
 def test_float_weights_agree_with_torch(fmt: Format) -> None:
     packed, w = problem(fmt, 70, 1500)
@@ -105,6 +120,9 @@ def digest() -> str:
     for fmt, n, t in product(FORMATS, (17, 80), (1, 3, 7, 20)):
         packed, _ = problem(fmt, n, 768)
         found.update(kernels.linear(tokens(t, 768), packed, fmt, n).tobytes())
+    for fmt, t in product(SHORT, (1, 20)):
+        packed, _ = problem(fmt, 17, 576)
+        found.update(kernels.linear(tokens(t, 576), packed, fmt, 17).tobytes())
     mlp = [PackedMatrix.quantized(tokens(256, 256, seed), "q6_k") for seed in range(3)]
     for activation in ("silu", "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu2"):
         found.update(kernels.gated_mlp(tokens(9, 256) / 8, *mlp, activation).tobytes())

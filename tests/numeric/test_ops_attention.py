@@ -10,6 +10,8 @@ import pytest
 
 # fp32 sums of a few hundred terms of size one; exp and tanh approximations of 2 ulp.
 TOLERANCE = 2e-5
+GROUP = 32
+"""Tokens whose keys share scales in int4."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,16 @@ class Shape:
     sinks: bool = False
     block_size: int = 16
     scale: float = 0.17
+
+    @property
+    def recent_rows(self) -> int:
+        """Tokens whose f16 keys fit in a block of int4 keys."""
+        return self.block_size * 20 // 64
+
+    @property
+    def recent_blocks(self) -> int:
+        """Blocks for the 32 tokens of a sequence's last group; only int4 has such."""
+        return -(-GROUP // self.recent_rows) if self.kv_format == "int4" else 0
 
 
 INPUTS = {
@@ -45,6 +57,16 @@ def row_bytes(kv_format: str, dim: int) -> int:
     return {"f32": 4 * dim, "f16": 2 * dim, "int8": dim // 32 * 34, "int4": dim // 32 * 20}[
         kv_format
     ]
+
+
+def decode_keys(groups: np.ndarray) -> np.ndarray:
+    """Keys [..., 32, dim] of int4 groups u8[..., 20 * dim]: halves of scale and min, then rows."""
+    dim = groups.shape[-1] // 20
+    header = np.ascontiguousarray(groups[..., : 4 * dim]).view(np.float16).astype(np.float64)
+    codes = groups[..., 4 * dim :].reshape(*groups.shape[:-1], GROUP, dim // 32, 16)
+    nibbles = np.concatenate([codes & 15, codes >> 4], axis=-1)
+    nibbles = nibbles.reshape(*groups.shape[:-1], GROUP, dim)
+    return header[..., None, :dim] * nibbles + header[..., None, dim:]
 
 
 def decode(rows: np.ndarray, kv_format: str) -> np.ndarray:
@@ -73,6 +95,7 @@ class Cache:
     value_pool: np.ndarray = field(init=False)
     tables: dict[int, list[int]] = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)
+    exact: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         s = self.shape
@@ -90,9 +113,11 @@ class Cache:
             table = self.tables.setdefault(b, [])
             start = self.lengths.get(b, 0)
             self.lengths[b] = start + count
-            while len(table) * size < start + count:
+            lead = self.shape.recent_blocks
+            while (len(table) - lead) * size < start + count:
                 table.append(int(self.free.pop()))
-            slots += [table[p // size] * size + p % size for p in range(start, start + count)]
+            spots = range(start, start + count)
+            slots += [table[lead + p // size] * size + p % size for p in spots]
         width = max((len(self.tables[b]) for b in new), default=0) + 3
         tables = [self.tables[b] + [-7] * (width - len(self.tables[b])) for b in new]
         return {
@@ -114,9 +139,24 @@ class Cache:
         }
 
     def rows(self, pool: np.ndarray, b: int) -> np.ndarray:
-        """Decoded rows [kv_len, kv_heads, dim] of one sequence."""
-        flat = pool[self.tables[b]].reshape(-1, *pool.shape[2:])[: self.lengths[b]]
-        return decode(flat, self.shape.kv_format)
+        """Decoded rows [kv_len, kv_heads, dim] of one sequence; int4: of whole groups of keys."""
+        s, length = self.shape, self.lengths[b]
+        blocks = pool[self.tables[b][s.recent_blocks :]]
+        if s.kv_format == "int4" and pool is self.key_pool:
+            groups = blocks.reshape(-1, s.kv_heads, 20 * s.key_dim)[: length // GROUP]
+            return decode_keys(groups).transpose(0, 2, 1, 3).reshape(-1, s.kv_heads, s.key_dim)
+        return decode(blocks.reshape(-1, *pool.shape[2:])[:length], s.kv_format)
+
+    def remember(self, feeds: dict[str, np.ndarray], new: dict[int, int]) -> None:
+        """Keep the f16 keys and values of a step: what queries of the same group read."""
+        row = 0
+        for b, count in new.items():
+            kept = self.exact.setdefault(b, {})
+            for name, dim in (("k", self.shape.key_dim), ("v", self.shape.value_dim)):
+                rows = feeds[name][row : row + count].reshape(count, self.shape.kv_heads, dim)
+                rows = rows.astype(np.float16).astype(np.float64)
+                kept[name] = np.concatenate([kept[name], rows]) if name in kept else rows
+            row += count
 
 
 def reference(cache: Cache, feeds: dict[str, np.ndarray], new: dict[int, int]) -> np.ndarray:
@@ -126,28 +166,55 @@ def reference(cache: Cache, feeds: dict[str, np.ndarray], new: dict[int, int]) -
     for b, count in new.items():
         if count == 0:
             continue
-        keys = np.repeat(cache.rows(cache.key_pool, b), s.heads // s.kv_heads, axis=1)
-        values = np.repeat(cache.rows(cache.value_pool, b), s.heads // s.kv_heads, axis=1)
         q = feeds["q"][row : row + count].reshape(count, s.heads, s.key_dim).astype(np.float64)
         row += count
-        logits = s.scale * np.einsum("thd,jhd->htj", q, keys)
-        if s.softcap:
-            logits = s.softcap * np.tanh(logits / s.softcap)
         at = np.arange(cache.lengths[b] - count, cache.lengths[b])[:, None]
         j = np.arange(cache.lengths[b])[None, :]
-        if s.slopes:
-            logits = logits + feeds["slopes"][:, None, None].astype(np.float64) * (j - at)
-        seen = (j <= at) & ((j > at - s.window) if s.window else True)
-        seen &= (j // s.chunk == at // s.chunk) if s.chunk else True
-        logits = np.where(seen, logits, -np.inf)
-        if s.sinks:
-            sink = np.broadcast_to(feeds["sinks"][:, None, None], (s.heads, count, 1))
-            logits = np.concatenate([logits, sink], axis=-1)
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        weights = weights[..., : cache.lengths[b]]
-        out.append(np.einsum("htj,jhd->thd", weights, values).reshape(count, -1))
+        keys, values = (cache.rows(pool, b) for pool in (cache.key_pool, cache.value_pool))
+        if s.kv_format == "int4":
+            coded = (j // GROUP < at // GROUP)[None]
+            young = cache.lengths[b] - len(keys)
+            keys = np.concatenate([keys, np.zeros((young, *keys.shape[1:]))])
+            recent = cache.exact[b]
+            logits = np.where(coded, _logits(s, q, keys), _logits(s, q, recent["k"]))
+        else:
+            logits = _logits(s, q, keys)
+        weights = _weights(s, feeds, logits, at, j)
+        if s.kv_format == "int4":
+            rows = _mix(s, weights * coded, values) + _mix(s, weights * ~coded, recent["v"])
+        else:
+            rows = _mix(s, weights, values)
+        out.append(rows.reshape(count, -1))
     return np.concatenate(out) if out else np.zeros((0, s.heads * s.value_dim))
+
+
+def _logits(s: Shape, q: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """[heads, tokens, positions]"""
+    keys = np.repeat(keys, s.heads // s.kv_heads, axis=1)
+    return s.scale * np.einsum("thd,jhd->htj", q, keys)
+
+
+def _mix(s: Shape, weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.einsum("htj,jhd->thd", weights, np.repeat(values, s.heads // s.kv_heads, axis=1))
+
+
+def _weights(
+    s: Shape, feeds: dict[str, np.ndarray], logits: np.ndarray, at: np.ndarray, j: np.ndarray
+) -> np.ndarray:
+    """Softmax over the positions that each token sees, and the sink."""
+    if s.softcap:
+        logits = s.softcap * np.tanh(logits / s.softcap)
+    if s.slopes:
+        logits = logits + feeds["slopes"][:, None, None].astype(np.float64) * (j - at)
+    seen = (j <= at) & ((j > at - s.window) if s.window else True)
+    seen &= (j // s.chunk == at // s.chunk) if s.chunk else True
+    logits = np.where(seen, logits, -np.inf)
+    if s.sinks:
+        sink = np.broadcast_to(feeds["sinks"][:, None, None], (s.heads, at.size, 1))
+        logits = np.concatenate([logits, sink], axis=-1)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights[..., : j.size]
 
 
 def _ports(shape: Shape) -> tuple[str, ...]:
@@ -200,6 +267,7 @@ def play(op_session, shape: Shape, steps: list[dict[int, int]], seed: int = 0) -
     for new in steps:
         feeds = cache.tokens(sum(new.values())) | per_head | cache.step(new)
         got = run(sess, cache, feeds)
+        cache.remember(feeds, new)
         want = reference(cache, feeds, new)
         assert got.shape == want.shape
         np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE)
@@ -213,8 +281,14 @@ SHAPES = {
     "mqa": Shape(heads=40, kv_heads=1, key_dim=32, value_dim=32),
     "f32": Shape(kv_format="f32"),
     "int8": Shape(kv_format="int8", key_dim=96, value_dim=32),
-    "int4": Shape(kv_format="int4"),
-    "int4-one-row": Shape(kv_format="int4", heads=2),
+    "int4": Shape(kv_format="int4", block_size=32),
+    "int4-one-row": Shape(kv_format="int4", heads=2, block_size=32),
+    "int4-blocks-of-64": Shape(kv_format="int4", heads=4, block_size=64, key_dim=256, value_dim=32),
+    "int4-mqa": Shape(kv_format="int4", heads=40, kv_heads=1, key_dim=32, block_size=128),
+    "int4-window": Shape(kv_format="int4", window=20, block_size=32),
+    "int4-the-rest": Shape(
+        kv_format="int4", window=45, chunk=70, softcap=3.0, slopes=True, sinks=True, block_size=32
+    ),
     "odd-sizes": Shape(key_dim=27, value_dim=50),
     "odd-f32": Shape(key_dim=5, value_dim=3, kv_format="f32"),
     "wide": Shape(heads=4, key_dim=256, value_dim=192),
@@ -259,7 +333,9 @@ def test_random_shapes_and_schedules(op_session, seed: int) -> None:
         slopes=bool(rng.integers(2)),
         kv_format=kv_format,
         sinks=bool(rng.integers(2)),
-        block_size=int(rng.integers(4, 40)),
+        block_size=int(rng.integers(4, 40))
+        if kv_format != "int4"
+        else 32 * int(rng.integers(1, 4)),
     )
     steps = []
     for _ in range(5):
@@ -271,15 +347,17 @@ def test_random_shapes_and_schedules(op_session, seed: int) -> None:
 @pytest.mark.parametrize("kv_format", ["f16", "int4"])
 def test_long_context_is_shared_between_threads(op_session, kv_format: str) -> None:
     # 5000 positions: segments of 256 and of 1024, several tasks for one decode step.
-    shape = Shape(heads=4, kv_heads=2, key_dim=32, value_dim=32, kv_format=kv_format)
+    shape = Shape(4, 2, key_dim=32, value_dim=32, kv_format=kv_format, block_size=32)
     sess = session(op_session, shape)
-    cache = Cache(shape, blocks=330)
+    cache = Cache(shape, blocks=180)
     for new in ({0: 4990}, {0: 1}, {0: 9, 1: 3}):
         feeds = cache.tokens(sum(new.values())) | cache.step(new)
         if new.get(0) == 4990:  # a reference for all rows would need [4, 4990, 4990] logits
             run(sess, cache, feeds)
+            cache.remember(feeds, new)
             continue
         got = run(sess, cache, feeds)
+        cache.remember(feeds, new)
         np.testing.assert_allclose(got, reference(cache, feeds, new), rtol=0, atol=TOLERANCE)
 
 
@@ -288,7 +366,11 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", ["gqa", "odd-sizes", "int8", "int4", "window", "sinks", "mqa", "chunk", "alibi"]
+    "name",
+    [
+        *("gqa", "odd-sizes", "int8", "int4", "int4-mqa", "int4-the-rest"),
+        *("window", "sinks", "mqa", "chunk", "alibi"),
+    ],
 )
 def test_bits_depend_neither_on_chunks_nor_on_company(op_session, name: str) -> None:
     shape = SHAPES[name]
@@ -342,8 +424,8 @@ def test_stored_rows_are_rounded_to_nearest(op_session, kv_format: str, error: f
     assert worst.max() > error / 4  # or this test looks at the wrong thing
 
 
-def test_int4_rows_are_rounded_to_nearest(op_session) -> None:
-    shape = Shape(kv_format="int4")
+def test_int4_values_are_rounded_to_nearest(op_session) -> None:
+    shape = Shape(kv_format="int4", block_size=32)
     cache = Cache(shape)
     feeds = cache.tokens(50) | cache.step({0: 50})
     feeds["v"][0, :32] = 3.25  # a constant group is exact
@@ -354,6 +436,74 @@ def test_int4_rows_are_rounded_to_nearest(op_session) -> None:
     assert np.array_equal(got[0, 0, 0], want[0, 0, 0])
     # Half a step, plus the f16 rounding of the scale (15 steps) and of the minimum (size 4).
     assert np.all(np.abs(got - want).max(-1) <= 0.5 * step + 15 * step * 2**-11 + 4 * 2**-11)
+
+
+def encoded_keys(x: np.ndarray) -> np.ndarray:
+    """What int4 keeps of keys [32 * n, dim], as the documentation says; float64."""
+    x = x.astype(np.float16).astype(np.float32).reshape(-1, GROUP, x.shape[1])
+    low = x.min(1, keepdims=True).astype(np.float16).astype(np.float32)
+    step = x.max(1, keepdims=True) / np.float32(15) - x.min(1, keepdims=True) / np.float32(15)
+    step = step.astype(np.float16).astype(np.float32)
+    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    codes = np.clip(np.rint((x - low) * inverse), 0, 15)
+    return (codes.astype(np.float64) * step + low).reshape(-1, x.shape[2])
+
+
+def test_int4_keys_are_coded_by_channel(op_session) -> None:
+    """Channels of very different sizes, a constant one, one of zeros: each has its own scale."""
+    shape = Shape(kv_format="int4", block_size=64, kv_heads=1, heads=2)
+    cache = Cache(shape)
+    feeds = cache.tokens(150) | cache.step({0: 150})
+    feeds["k"] *= np.geomspace(1e-3, 1e3, 64, dtype=np.float32)
+    feeds["k"][:, 7], feeds["k"][:, 8] = 3.3, 0.0
+    run(session(op_session, shape), cache, feeds)
+    got = cache.rows(cache.key_pool, 0)
+    assert got.shape == (128, 1, 64)
+    np.testing.assert_array_equal(got[:, 0], encoded_keys(feeds["k"][:128]))
+
+
+def test_int4_groups_do_not_depend_on_steps(op_session) -> None:
+    shape = Shape(kv_format="int4", block_size=32, heads=2)
+    sess = session(op_session, shape)
+    pools = []
+    for counts in ((130,), (1,) * 130, (31, 1, 1, 64, 33), (33, 97)):
+        cache, at = Cache(shape, seed=3), 0
+        prompt = cache.tokens(130)
+        for count in counts:
+            part = {n: rows[at : at + count].copy() for n, rows in prompt.items()}
+            run(sess, cache, part | cache.step({0: count}))
+            at += count
+        assert len(cache.rows(cache.key_pool, 0)) == 128
+        pools.append((cache.rows(cache.key_pool, 0), cache.rows(cache.value_pool, 0)))
+    for keys, values in pools[1:]:
+        assert same_bits(keys, pools[0][0])
+        assert same_bits(values, pools[0][1])
+
+
+def test_int4_clamps_what_a_half_cannot_hold(op_session) -> None:
+    shape = Shape(kv_format="int4", block_size=32, heads=2, scale=1e-6)
+    sess = session(op_session, shape)
+    cache = Cache(shape)
+    for count in (40, 1):
+        feeds = cache.tokens(count) | cache.step({0: count})
+        feeds["k"][:, 5], feeds["v"][:, 9] = 1e6, -1e6
+        got = run(sess, cache, feeds)
+        assert np.isfinite(got).all()
+    assert np.all(cache.rows(cache.key_pool, 0)[:, 0, 5] == 65504)
+
+
+def test_int4_shows_what_is_broken(op_session) -> None:
+    """A NaN or infinity stays visible, exact as well as coded, and only in its own sequence."""
+    shape = Shape(kv_format="int4", block_size=32)
+    sess = session(op_session, shape)
+    for broken in (np.nan, np.inf):
+        cache = Cache(shape)
+        feeds = cache.tokens(80) | cache.step({0: 40, 1: 40})
+        feeds["k"][2, 3] = broken
+        got = run(sess, cache, feeds)
+        assert np.all(np.isnan(got[2:40].reshape(38, 2, -1)[:, 0]))  # from that token on
+        assert np.all(np.isfinite(got[:2]))
+        assert np.all(np.isfinite(got[40:]))
 
 
 def test_unused_slots_stay_untouched_and_negative_slots_are_skipped(op_session) -> None:
@@ -374,15 +524,38 @@ def test_unused_slots_stay_untouched_and_negative_slots_are_skipped(op_session) 
     assert same_bits(cache.key_pool, before)
 
 
-def test_blocks_left_of_the_window_may_be_gone(op_session) -> None:
-    shape = Shape(window=20, heads=2)
+def test_int4_touches_only_own_blocks_and_slots(op_session) -> None:
+    shape = Shape(kv_format="int4", block_size=32, heads=2)
+    cache = Cache(shape)
+    run(session(op_session, shape), cache, cache.tokens(44) | cache.step({0: 44}))
+    own = cache.tables[0]
+    lead, (full, part) = own[: shape.recent_blocks], own[shape.recent_blocks :]
+    others = np.setdiff1d(np.arange(cache.blocks), own)
+    for pool in (cache.key_pool, cache.value_pool):
+        assert np.all(pool[others] == 255)
+        kept = pool[lead].reshape(len(lead), -1)[:, : shape.recent_rows * 2 * 2 * 64]
+        kept = kept.reshape(-1, 2 * 2 * 64)  # 32 places, and what is left of the last block
+        assert np.all(kept[12:] == 255)
+        assert not np.any(np.all(kept[:12] == 255, axis=1))
+    assert np.all(cache.key_pool[part] == 255)  # this group has no codes yet
+    assert np.all(cache.value_pool[part, 12:] == 255)
+    assert not np.all(cache.key_pool[full] == 255)
+
+
+@pytest.mark.parametrize("kv_format", ["f16", "int4"])
+def test_blocks_left_of_the_window_may_be_gone(op_session, kv_format: str) -> None:
+    shape = Shape(window=20, heads=2, kv_format=kv_format, block_size=32)
     cache = Cache(shape)
     sess = session(op_session, shape)
-    run(sess, cache, cache.tokens(100) | cache.step({0: 100}))
+    first = cache.tokens(100) | cache.step({0: 100})
+    run(sess, cache, first)
+    cache.remember(first, {0: 100})
     feeds = cache.tokens(1) | cache.step({0: 1})
+    cache.remember(feeds, {0: 1})
     expect = reference_after(cache, sess, feeds)
-    feeds["block_tables"][0, :5] = -1  # positions 0..79; the window begins at 81
-    cache.key_pool[cache.tables[0][:5]] = 255
+    lead = shape.recent_blocks  # then positions 0..63; the window begins at 81
+    feeds["block_tables"][0, lead : lead + 2] = -1
+    cache.key_pool[cache.tables[0][lead : lead + 2]] = 255
     np.testing.assert_array_equal(run(sess, cache, feeds), expect)
 
 
@@ -483,6 +656,25 @@ def test_bad_shapes_are_errors(op_session) -> None:
         run(sess, cache, good | {"slots": good["slots"][:3]})
     with pytest.raises(Exception, match="must be multiples of 32"):
         run(sess, cache, good | {n: good[n][:, : good[n].shape[1] * 3 // 4].copy() for n in "qkv"})
-    other = Cache(Shape(kv_format="int4"))
-    with pytest.raises(Exception, match=r"key_pool has shape \[64, 16, 2, 40\]"):
+    other = Cache(Shape(kv_format="int4", block_size=32))
+    with pytest.raises(Exception, match=r"key_pool has shape \[64, 32, 2, 40\]"):
         run(sess, other, good)
+
+
+def test_int4_refuses_other_blocks_and_slots_beside_the_table(op_session) -> None:
+    odd = Shape(kv_format="int4", block_size=48)
+    cache = Cache(odd)
+    with pytest.raises(Exception, match="blocks of 48 slots; int4 needs a multiple of 32"):
+        run(session(op_session, odd), cache, cache.tokens(4) | cache.step({0: 4}))
+    shape = Shape(kv_format="int4", block_size=32)
+    sess, cache = session(op_session, shape), Cache(shape)
+    good = cache.tokens(4) | cache.step({0: 4})
+    with pytest.raises(Exception, match=r"token 2 has slot \d+, its block table says \d+"):
+        run(sess, cache, good | {"slots": good["slots"][[0, 1, 3, 2]]})
+    bad = good["block_tables"].copy()
+    bad[0, 1] = 64  # one of the blocks for recent tokens
+    with pytest.raises(Exception, match="entry 1 is block 64, the pool has 64"):
+        run(sess, cache, good | {"block_tables": bad})
+    with pytest.raises(Exception, match="needs 5 blocks, block_tables has 4"):
+        run(sess, cache, good | {"block_tables": good["block_tables"][:, :4].copy()})
+    assert np.all(cache.key_pool == 255)

@@ -15,18 +15,18 @@ BLOCK, BLOCKS = 4, 12
 class PoolMachine(RuleBasedStateMachine):
     """Tables that come, grow and go in any order, against plain sets."""
 
+    recent = 0
     tables = Bundle("tables")
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(BLOCKS, BLOCK)
+        self.pool = BlockPool(BLOCKS, BLOCK, self.recent)
         self.live: list[tuple[BlockTable, int]] = []
 
     @rule(target=tables, tokens=st.integers(1, BLOCK * BLOCKS + 4))
     def promise(self, tokens: int) -> BlockTable | None:
-        promised = sum(-(-most // BLOCK) for _, most in self.live)
         table = self.pool.promise(tokens)
-        assert (table is not None) == (promised + -(-tokens // BLOCK) <= BLOCKS)
+        assert (table is not None) == (self.promised() + self.needs(tokens) <= BLOCKS)
         if table is not None:
             self.live.append((table, tokens))
         return table
@@ -51,12 +51,25 @@ class PoolMachine(RuleBasedStateMachine):
         owned = [block for table, _ in self.live for block in table.ids.tolist()]
         assert len(set(owned)) == len(owned) == self.pool.owned
         assert all(0 <= block < BLOCKS for block in owned)
-        promised = sum(-(-most // BLOCK) for _, most in self.live)
-        assert self.pool.unpromised == BLOCKS - promised
+        assert self.pool.unpromised == BLOCKS - self.promised()
+
+    def needs(self, tokens: int) -> int:
+        return self.recent + -(-tokens // BLOCK)
+
+    def promised(self) -> int:
+        return sum(self.needs(most) for _, most in self.live)
+
+
+class RecentPoolMachine(PoolMachine):
+    """The same with two blocks that each sequence owns besides."""
+
+    recent = 2
 
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestRecentPool = RecentPoolMachine.TestCase
+TestRecentPool.settings = TestPool.settings
 
 
 def test_slots_follow_the_blocks() -> None:
@@ -71,6 +84,18 @@ def test_slots_follow_the_blocks() -> None:
     assert second.slots(2, 9).tolist() == [2, 3, 4, 5, 6, 7, 12]
     assert second.slots(8, 9).tolist() == [12]
     assert second.slots(0, 9).dtype == np.int32
+
+
+def test_recent_blocks_lead_the_table_and_hold_no_slots() -> None:
+    table = BlockPool(8, 4, recent_blocks=2).promise(9)
+    assert table is not None
+    assert table.capacity == 12
+    table.grow(5)
+    assert table.ids.tolist() == [0, 1, 2, 3]
+    assert table.slots(2, 5).tolist() == [10, 11, 12]
+    assert table.slots(4, 5).tolist() == [12]
+    table.grow(9)
+    assert table.slots(8, 9).tolist() == [16]
 
 
 def test_growing_past_the_promise_is_refused() -> None:

@@ -17,6 +17,7 @@ from spikeinfer.console.terminal import LogLevel, Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ["build", "--model", "M", "--output-dir", "E"]
+INT4_CACHE = ["--enable-streaming", "--kv-cache-dtype", "int4"]
 CODE = re.compile(r"""["'](SPK\d{3})["']""")
 
 Outcome = tuple[int, str, str]
@@ -111,6 +112,11 @@ def test_what_is_not_in_this_version_says_so(
         ([*BUILD, "--kv-cache-type", "paged"], "SPK801", "--enable-streaming"),
         ([*BUILD, "--calibration", "T", "--quantizer", "plain"], "SPK818", "--dtype auto"),
         ([*BUILD, "--quantizer", "gptq"], "SPK801", "one of auto, plain, feedback"),
+        (
+            [*BUILD, *INT4_CACHE, "--tokens-per-block", "48"],
+            "SPK430",
+            "--tokens-per-block is 48",
+        ),
         (["build", "--model", "M"], "SPK807", "--output-dir DIR"),
         (["explain", "SPK000"], "SPK805", "SPK000"),
         (["inspect", "E", "presicion"], "SPK807", "Did you mean precision?"),

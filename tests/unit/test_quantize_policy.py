@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spikeinfer import SpikeError
 from spikeinfer.compiler.quantize import (
+    Given,
     ModelFacts,
     Quantization,
     Role,
@@ -141,6 +142,26 @@ def test_the_plan_says_why_and_what_did_not_fit() -> None:
     seventy = {c.name: c for c in planned("llama-70b", "q4_k_m").choices}
     assert seventy["blk.11.attn_v"].format == "q5_k"
     assert seventy["blk.11.attn_v"].why == "values shared by many heads, 80 layers"
+
+
+def test_short_last_blocks_are_stored_when_asked_for() -> None:
+    """Smaller than llama.cpp's fallback, named in the plan and counted in its bits."""
+    specs = [TensorSpec(f"{k}", Role.ATTN_Q, (32, k), 0) for k in (576, 640, 512, 96)]
+    given = {s.name: Given("q4_k_short", "recipe") for s in specs}
+    result = plan(Quantization.Q4_K_M, specs, ModelFacts(1, 4, 4), given)
+    choices = {c.name: c for c in result.choices}
+    assert [(c.format, c.why, c.bytes // 32) for c in result.choices] == [
+        ("q4_k", "recipe, last block of 64", 2 * 144 + 39),
+        ("q4_k", "recipe, last block of 128", 2 * 144 + 74),
+        ("q4_k", "recipe", 2 * 144),
+        ("q5_0", "recipe", 3 * 22),
+    ]
+    assert choices["96"].fallback == "K = 96 is not a multiple of 256, which q4_k needs"
+    mixed = plan(Quantization.Q4_K_M, specs[:2], ModelFacts(1, 4, 4))
+    asked = plan(Quantization.Q4_K_M, specs[:2], ModelFacts(1, 4, 4), given)
+    assert [c.format for c in mixed.choices] == ["q5_0", "q5_0"]
+    assert asked.bits_per_weight == pytest.approx(4.533, abs=1e-3)
+    assert mixed.bits_per_weight == 5.5
 
 
 def test_report_table_and_bits_per_weight() -> None:

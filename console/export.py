@@ -1,0 +1,36 @@
+"""`spike export`: an engine's model in another program's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .options import require_build_extra, usage
+from .tables import facts, size
+from .terminal import Terminal
+
+FORMATS = ("gguf",)
+
+
+def export(engine: Path, format: str, output: Path, terminal: Terminal) -> None:
+    """Write an engine's model to a file.
+
+    Raises SPK807 for a format we don't write, SPK590-594 from the export, SPK804 without the
+    build extra (names of tensors come from there).
+    """
+    if format not in FORMATS:
+        raise usage(f"--format is {format!r}.", f"Give one of {', '.join(FORMATS)}.")
+    require_build_extra()
+    from ..compiler.engine import EngineDirectory
+    from ..compiler.gguf.export import export_gguf
+
+    terminal.say(f"writing {output}")
+    counts = export_gguf(EngineDirectory.open(engine), output)
+    written = output.stat().st_size
+    types = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    rows: list[tuple[str, object]] = [
+        ("File", f"{output}, {size(written)}"),
+        ("Tensors", types),
+        ("Try it", f'llama-cli -m {output} -p "The capital of France is"'),
+    ]
+    data = {"file": str(output), "bytes": written, "tensors": dict(counts)}
+    terminal.answer(facts(rows), data)
