@@ -108,7 +108,7 @@ void choose_own(const SubBlock& sub, LaneGrid& grid) {
 }
 
 /// Quantises the block that begins at column `begin`; the last one of a row may be short.
-SPIKE_EVERY_TIER void feed_block(Tile& tile, int64_t begin) {
+SPIKE_EVERY_TIER void feed_block(FeedbackTile& tile, int64_t begin) {
   GridShape shape = tile.shape;
   shape.elements = static_cast<int>(std::min<int64_t>(shape.elements, tile.factor.k - begin));
   Rows carried[kLongestBlock], x[kLongestBlock];
@@ -162,7 +162,7 @@ void load_rows(const float* x, int64_t rows, int64_t k, Rows* values) {
 
 /// The bytes of up to kLanes rows.
 template <class B>
-void write_rows(const Tile& tile, int64_t count, uint8_t* rows, size_t stride) {
+void write_rows(const FeedbackTile& tile, int64_t count, uint8_t* rows, size_t stride) {
   for (int64_t begin = 0; begin < tile.factor.k; begin += B::kElements) {
     const auto number = static_cast<size_t>(begin / B::kElements);
     for (int r = 0; r < count; ++r) {
@@ -261,7 +261,7 @@ class TileTask {
   const float* x_;
   int64_t count_;
   size_t stride_;
-  Tile tile_;
+  FeedbackTile tile_;
   std::vector<float> values_;
 };
 

@@ -121,8 +121,9 @@ inline Affine fit_sub(const GridShape& shape, const Rows* x, const float* weight
 
 /// The stored numbers nearest to a scale and a min.
 inline Affine round_sub(const GridShape& shape, const LaneGrid& grid, Affine wanted) {
-  return {clamp<Rows>(nearest<Rows>(wanted.scale * inverse_or_zero(grid.d)), shape.least, shape.most),
-          clamp<Rows>(nearest<Rows>(wanted.min * inverse_or_zero(grid.dmin)), 0, shape.most)};
+  const Rows scale = nearest<Rows>(wanted.scale * inverse_or_zero(grid.d));
+  const Rows min = nearest<Rows>(wanted.min * inverse_or_zero(grid.dmin));
+  return {clamp<Rows>(scale, shape.least, shape.most), clamp<Rows>(min, 0, shape.most)};
 }
 
 /// d and dmin of a block fitted to its values [elements], and all scales and mins as a first guess.
