@@ -1,6 +1,6 @@
-// Error feedback, in the terms of feedback_tile.h: q_j is best chosen as the grid's value nearest to
-// w_j + carried_j / R_jj, where carried_j are the terms of y_j with i < j. One task quantises kLanes
-// rows, one per lane.
+// Error feedback, in the terms of feedback_tile.h: q_j is best chosen as the grid's value nearest
+// to w_j + carried_j / R_jj, where carried_j are the terms of y_j with i < j. One task quantises
+// kLanes rows, one per lane.
 #include "core/error_feedback.h"
 
 #include <vector>
@@ -95,7 +95,7 @@ void choose_stored(const SubBlock& sub, LaneGrid& grid, int s) {
   grid.min[s] = choice.grid.min;
 }
 
-/// d of a block of 32 values: the one that leaves the least error among the fitted one's neighbours.
+/// d of a block of 32 values: of the fitted one's neighbours the one that leaves the least error.
 void choose_own(const SubBlock& sub, LaneGrid& grid) {
   constexpr float kFactors[] = {1, 0.88f, 0.92f, 0.95f, 0.975f, 1.025f, 1.05f, 1.09f};
   Choice choice;

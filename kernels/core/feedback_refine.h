@@ -1,5 +1,5 @@
-// Codes and scales of rows that are quantised already, moved one after the other where that makes the
-// squared error e H e^T smaller: coordinate descent, as QuantEase (arXiv 2309.01885) does on codes.
+// Codes and scales of rows that are quantised already, moved one after the other where that makes
+// the squared error e H e^T smaller: coordinate descent, as QuantEase (arXiv 2309.01885) on codes.
 #pragma once
 
 #include "core/feedback_tile.h"

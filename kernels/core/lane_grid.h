@@ -1,6 +1,6 @@
-// The grid of one block of several rows at once, one row per lane: scales fitted to weighted values,
-// and the block's bytes. Formats differ in a few numbers only, so that one code serves them all;
-// block_codec.h has the same of a single block.
+// The grid of one block of several rows at once, one row per lane: scales fitted to weighted
+// values, and the block's bytes. Formats differ in a few numbers only, so that one code serves them
+// all; block_codec.h has the same of a single block.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,9 @@ namespace {
 using Rows = Lanes;
 constexpr int kLongestSub = 32, kMostSubs = 16, kLongestBlock = 256;
 
-/// What a format's grids have in common. Values are scale * code - min; scale and min of a sub-block
-/// are whole numbers of d and dmin in a super-block, and d and dmin themselves in a block of 32.
+/// What a format's grids have in common. Values are scale * code - min; scale and min of a
+/// sub-block are whole numbers of d and dmin in a super-block, and these themselves in a block of
+/// 32.
 struct GridShape {
   int elements, sub;       ///< values of a block, and of what shares a scale
   float lowest, highest;   ///< codes
