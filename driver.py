@@ -147,7 +147,7 @@ def _compile(request: BuildRequest, tell: Progress) -> _Build:
         tell.note(note)
     memory = memory_report(graph, request, longest)
     if weigh is not None:
-        weigh.check(graph, reports, tell)
+        weigh.check(graph, storage.given, reports, tell)
     # Blocks that are kept are exact, but their kernels round activations, as q8_0's do.
     rounds = keeps and storage.plan is not None and storage.plan.has_blocks
     tolerance = Quantization.Q8_0 if rounds else quantization

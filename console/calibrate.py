@@ -50,21 +50,25 @@ def calibrate(
 
 
 def _require_free(output: Path) -> None:
-    """Raises SPK817 rather than replace a file that holds something else, a model perhaps."""
+    """Raises SPK817 rather than replace a file that holds something else, a model perhaps.
+
+    And rather than find out at the end that there is no directory to write to.
+    """
     from ..compiler.assembly.calibrate import read_imatrix
 
+    if not output.parent.is_dir():
+        raise _unusable(f"{output.parent} is no directory.")
     if not output.exists():
         return
     try:
         read_imatrix(output)
     except SpikeError as error:
-        raise SpikeError(
-            "SPK817",
-            "command line",
-            f"{output} exists and holds no importances.",
-            "Choose another --output, or move the file away.",
-            ExitCode.USAGE,
-        ) from error
+        raise _unusable(f"{output} exists and holds no importances.") from error
+
+
+def _unusable(what: str) -> SpikeError:
+    remedy = "Choose another --output, or move the file away."
+    return SpikeError("SPK817", "command line", what, remedy, ExitCode.USAGE)
 
 
 def _text(output: Path, found: Importance, seconds: float) -> str:

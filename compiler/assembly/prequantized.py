@@ -76,18 +76,22 @@ class Kept:
         assert integers is not None
         grid = integers.per_block(BLOCK_SIZE)
         assert grid is not None
-        codes, scales, zeros = map(const.part_of, (integers.codes(), *grid))
+        rows = slice(*const.rows) if const.rows else slice(None)  # outputs come first already
+        codes, scales, zeros = (part[..., rows, :] for part in (integers.codes(), *grid))
         return Blocks(format, blocks(format, codes, scales, zeros), integers.columns)
 
     def _block_format(self, const: Constant) -> str | None:
-        if const.plus or const.transposed or const.parameter is None:
+        if const.plus or const.parameter is None:
             return None
         integers = self.checkpoint.integers(const.parameter)
         grid = integers and integers.per_block(BLOCK_SIZE)
         if integers is None or grid is None:
             return None
+        if integers.inputs_first != const.transposed:
+            return None
         # a rule that moves columns leaves scales whose rows aren't the parameter's
-        if integers.scales.shape[:-1] != self.checkpoint.parameters[const.parameter].shape[:-1]:
+        *stack, n, k = self.checkpoint.parameters[const.parameter].shape
+        if integers.scales.shape[:-1] != (*stack, k if const.transposed else n):
             return None
         scales = integers.scales.float()
         if not bool(scales.isfinite().all()) or not torch.equal(scales.half().float(), scales):

@@ -17,6 +17,7 @@ from ..frontend.checkpoint import Checkpoint
 from ..ir import Constant, Graph
 from ..quantize import Quantization, Role
 from .calibrate import gguf_names
+from .pipeline import GivenFormat
 from .progress import Progress
 from .request import BuildRequest
 
@@ -42,16 +43,24 @@ class Weighting:
         """f32 [K], of stacked experts [E, K]; None if the file has none."""
         return self.importance.of(const, self.names)
 
-    def check(self, graph: Graph, reports: Sequence[PassReport], tell: Progress) -> None:
+    def check(
+        self, graph: Graph, kept: GivenFormat, reports: Sequence[PassReport], tell: Progress
+    ) -> None:
         """Holds the file against a placed graph; says what it lacks, in the report too.
 
-        Raises SPK413 if it belongs to another model.
+        Args:
+            kept: the format of a matrix whose blocks are taken over as the source has them.
+
+        Raises SPK413 if it belongs to another model, SPK819 if no matrix is to be quantised.
         """
         weighed = [  # a table of embeddings multiplies nothing
             c
             for c in graph.constants.values()
             if c.parameter and c.format not in UNWEIGHTED and c.role != Role.TOKEN_EMBD
+            if kept(c) is None
         ]
+        if not weighed:
+            raise _no_use("a source whose blocks are taken over as they are")
         missing = self.importance.require_fit(weighed, self.names)
         if missing:
             tell.note(
@@ -86,13 +95,16 @@ def weighting(
     if request.imatrix is None:
         return None
     if quantization.value in UNWEIGHTED:
-        raise SpikeError(
-            "SPK819",
-            "command line",
-            f"--imatrix has no use with --quantization {quantization.value}: it weighs the errors "
-            "of block formats.",
-            "Leave it out, or choose a quantization such as q4_k_m.",
-            ExitCode.USAGE,
-        )
+        raise _no_use(f"--quantization {quantization.value}")
     path = Path(request.imatrix)
     return Weighting(path, read_imatrix(path), gguf_names(checkpoint))
+
+
+def _no_use(beside: str) -> SpikeError:
+    return SpikeError(
+        "SPK819",
+        "command line",
+        f"--imatrix has no use with {beside}: it weighs the errors of quantising to block formats.",
+        "Leave it out, or choose a quantization such as q4_k_m.",
+        ExitCode.USAGE,
+    )

@@ -31,6 +31,7 @@ from ..frontend.weight_names import WeightPlan, plan_weights
 from .config import Facts, config_of
 from .families import Family, interleaved_heads
 from .names import tensor_names
+from .reader import MAGIC
 from .rope import FACTORS
 from .shards import SUFFIX, GgufModel
 from .tokenizer import write_tokenizer
@@ -57,12 +58,13 @@ class GgufCheckpoint(Checkpoint):
         Raises:
             SpikeError: see the module's docstring.
         """
-        file = gguf_file(Path(path).expanduser())
+        given = Path(path).expanduser()
+        file = gguf_file(given)
         assert file is not None, "ask gguf_file first"
         model = GgufModel(file)
         facts = Facts(file, model.metadata, model.tensors, lambda name: _numbers(model, name))
         require_formats(model)
-        beside = file.parent if Path(path).is_dir() else None
+        beside = given if given.is_dir() else None
         directory = Path(tempfile.mkdtemp(prefix="spike-gguf-"))
         weakref.finalize(model, shutil.rmtree, directory, ignore_errors=True)
         copied = _copy_beside(beside, directory)
@@ -110,10 +112,14 @@ class GgufCheckpoint(Checkpoint):
 def gguf_file(path: Path) -> Path | None:
     """The GGUF file that a path means: itself, or the one of a directory without safetensors.
 
-    Of the parts of a split file it is the first. Raises SPK139 if a directory holds several.
+    A file is one by its name or by its first bytes; None if the path means something else. Of the
+    parts of a split file it is the first. Raises SPK139 if a directory holds several.
     """
     if path.suffix == SUFFIX and not path.is_dir():
         return path
+    if path.is_file():
+        with path.open("rb") as file:
+            return path if file.read(len(MAGIC)) == MAGIC else None
     if not path.is_dir() or any(path.glob("*.safetensors")):
         return None
     found = sorted(p for p in path.glob(f"*{SUFFIX}"))

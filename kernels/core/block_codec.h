@@ -129,8 +129,9 @@ void set_codes(B& b, const int8_t* codes) {
   for (int i = 0; i < 16; ++i)
     b.nibbles[i] = static_cast<uint8_t>((stored[i] & 15) | ((stored[i + 16] & 15) << 4));
   if constexpr (requires { b.high; }) {
-    std::memset(b.high, 0, sizeof b.high);
-    for (int i = 0; i < 32; ++i) b.high[i / 8] |= static_cast<uint8_t>((stored[i] >> 4) << (i % 8));
+    uint32_t high = 0;
+    for (int i = 0; i < 32; ++i) high |= static_cast<uint32_t>(stored[i] >> 4) << i;
+    std::memcpy(b.high, &high, sizeof high);
   }
 }
 

@@ -47,16 +47,20 @@ void quantize_plain(const float* x, B& b) {
 template <class B>
   requires requires(B b) { b.m; }
 void quantize_plain(const float* x, B& b) {
-  const auto [low, high] = std::minmax_element(x, x + 32);
-  const float range = *high - *low;
+  float low = x[0], high = x[0];
+  for (int i = 1; i < 32; ++i) {
+    if (x[i] < low) low = x[i];
+    if (x[i] > high) high = x[i];
+  }
+  const float range = high - low;
   const float d = range < kTiny ? 0 : range / B::kHighest;
   const float inverse = d != 0 ? 1 / d : 0;
   b.d = f32_to_f16(d);
-  b.m = f32_to_f16(*low);
+  b.m = f32_to_f16(low);
   int8_t codes[32];
   for (int i = 0; i < 32; ++i)
-    codes[i] = static_cast<int8_t>(
-        std::min(static_cast<int>((x[i] - *low) * inverse + 0.5f), B::kHighest));
+    codes[i] =
+        static_cast<int8_t>(std::min(static_cast<int>((x[i] - low) * inverse + 0.5f), B::kHighest));
   set_codes(b, codes);
 }
 

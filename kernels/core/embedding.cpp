@@ -5,6 +5,8 @@
 #include "core/half.h"
 #include "core/linear.h"
 #include "core/short_block.h"
+#include "core/short_tile.h"
+#include "core/tile_rows.h"
 
 namespace spike {
 namespace {

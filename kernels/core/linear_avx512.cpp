@@ -1,7 +1,7 @@
 // The linear kernels for AVX-512 with VNNI (vpdpbusd: unsigned weight codes x signed tokens).
 #include "core/linear_kernels.h"
 #include "core/target.h"
-#include "core/short_block.h"
+#include "core/short_tile.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

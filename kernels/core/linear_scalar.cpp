@@ -1,7 +1,7 @@
 // The linear kernels in plain C++.
 #include "core/linear_kernels.h"
 #include "core/lines_scalar.h"
-#include "core/short_block.h"
+#include "core/short_tile.h"
 
 #include "core/tile_sources.h"
 

@@ -4,6 +4,8 @@
 
 #include "core/format.h"
 #include "core/short_block.h"
+#include "core/short_tile.h"
+#include "core/tile_rows.h"
 
 namespace spike {
 namespace {

@@ -2,15 +2,14 @@
 // whole one has before its groups of 64 values (d, and dmin where there is one), then only the
 // groups that the row has. docs/storage-formats.md specifies it; GGUF has nothing like it.
 //
-// In a logical row a group is a string of bits, lowest first: the numbers of its sub-blocks
-// (scales, then mins), then its 64 codes as stored. In a packed matrix it is what a whole tile has
-// of it.
+// A group is a string of bits, lowest first: the numbers of its sub-blocks (scales, then mins),
+// then its 64 codes as stored. The packed form is in short_tile.h.
 #pragma once
 
 #include <algorithm>
 #include <cstring>
 
-#include "core/tile_rows.h"
+#include "core/block_codec.h"
 
 namespace spike {
 
@@ -96,8 +95,6 @@ inline void set_group_scales(BlockQ6K& b, int g, const uint8_t* in) {
   std::memcpy(b.scales + 4 * g, in, 4);
 }
 
-// --- logical -------------------------------------------------------------------------------------
-
 /// Appends numbers of `bits` bits to zeroed bytes, lowest bit first.
 inline void put_bits(uint8_t* bytes, int& at, int bits, uint8_t value) {
   for (int i = 0; i < bits; ++i, ++at)
@@ -148,40 +145,6 @@ void lengthen(const uint8_t* from, int groups, B& b) {
       codes[64 * g + i] = static_cast<int8_t>(take_bits(from, at, Bits::kCodeBits) + B::kLowest);
   }
   set_codes(b, codes);
-}
-
-// --- packed --------------------------------------------------------------------------------------
-
-/// Copies the first `groups` groups of a tile to where a short one lies, or back. A short tile is a
-/// whole one that ends early, but for q4_k, whose arrays are one per kind.
-template <class T>
-void cut_tile(const T& tile, int groups, uint8_t* to) {
-  std::memcpy(to, &tile, offsetof(T, groups) + groups * sizeof(typename T::Group));
-}
-template <class T>
-void whole_tile(const uint8_t* from, int groups, T& tile) {
-  std::memcpy(&tile, from, offsetof(T, groups) + groups * sizeof(typename T::Group));
-}
-template <class Copy>
-void for_parts(int groups, Copy&& copy) {
-  const size_t numbers = 16 * static_cast<size_t>(groups);
-  copy(offsetof(TileQ4K, d), 64);
-  copy(offsetof(TileQ4K, scale_low), numbers);
-  copy(offsetof(TileQ4K, min_low), numbers);
-  copy(offsetof(TileQ4K, high), numbers);
-  copy(offsetof(TileQ4K, nibbles), 512 * static_cast<size_t>(groups));
-}
-inline void cut_tile(const TileQ4K& tile, int groups, uint8_t* to) {
-  for_parts(groups, [&](size_t at, size_t bytes) {
-    std::memcpy(to, reinterpret_cast<const uint8_t*>(&tile) + at, bytes);
-    to += bytes;
-  });
-}
-inline void whole_tile(const uint8_t* from, int groups, TileQ4K& tile) {
-  for_parts(groups, [&](size_t at, size_t bytes) {
-    std::memcpy(reinterpret_cast<uint8_t*>(&tile) + at, from, bytes);
-    from += bytes;
-  });
 }
 
 }  // namespace spike

@@ -14,6 +14,7 @@ from spikeinfer.compiler.assembly.calibrate import calibrate
 from spikeinfer.compiler.assembly.progress import Progress
 from spikeinfer.compiler.calibrate import Entry, Importance, read_imatrix, write_imatrix
 from spikeinfer.compiler.engine import EngineDirectory
+from spikeinfer.compiler.gguf.export import export_gguf
 from spikeinfer.driver import BuildRequest, BuildResult, build
 from spikeinfer.kernels import Format, pack, quantize
 from transformers import AutoModelForCausalLM, MixtralConfig
@@ -158,3 +159,17 @@ def test_what_is_refused(tmp_path: Path, dry_run: bool) -> None:
             engine(LLAMA, tmp_path / "e", file, quantization=quantization, dry_run=dry_run)
         assert caught.value.code == code
         assert not (tmp_path / "e").exists()
+
+
+def test_blocks_that_are_taken_over_are_not_weighed(tmp_path: Path) -> None:
+    """A GGUF source keeps its blocks; quantised anew they are weighed, with a warning."""
+    engine(LLAMA, tmp_path / "e")
+    source = tmp_path / "tiny.gguf"
+    export_gguf(EngineDirectory.open(tmp_path / "e"), source)
+    path = tmp_path / "imatrix.gguf"
+    assert collected(source, path).entries.keys() == collected(LLAMA, path).entries.keys()
+    with pytest.raises(SpikeError, match=r"SPK819 .*taken over as they are"):
+        engine(source, tmp_path / "f", path, quantization="none", dry_run=True)
+    facts = engine(source, tmp_path / "f", path, dry_run=True).reports
+    (importances,) = (r.facts["importances"] for r in facts if r.name == "assign-storage")
+    assert importances["matrices"] == 13  # type: ignore[index]

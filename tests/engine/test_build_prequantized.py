@@ -173,6 +173,26 @@ def test_two_builds_give_the_same_bytes_and_the_dry_run_their_number(
     assert a == b
 
 
+def test_layers_that_keep_inputs_first_are_kept_as_blocks(tmp_path: Path) -> None:
+    def write(rng: Any, k: int, n: int) -> Any:  # GPT-2's Conv1D stores [inputs, outputs]
+        parts, values = packers.gptq(sym=False)(rng, n, k)
+        return parts, values.T.copy()
+
+    def chosen(module: str) -> bool:
+        return module.endswith(("c_attn", "c_proj", "c_fc"))  # attn.c_proj is square
+
+    settings = packers.gptq_settings(sym=False)
+    extra = {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    values = packers.write_checkpoint(tmp_path / "packed", write, settings, "gpt2", chosen, **extra)
+    result, _ = built(tmp_path / "packed", tmp_path)
+    assert result.evidence.status == "passed"
+    assert sum(choice.format == "q5_0" for choice in result.plan.choices) >= 8
+    expected = reference_logits(tmp_path / "packed", values, tmp_path / "plain")
+    with SpikeEngine(tmp_path / "engine") as engine:
+        error = np.abs(engine.score(IDS) - expected).max()
+    assert error <= ROUNDED_ACTIVATIONS * np.ptp(expected)
+
+
 def test_experts_are_kept_as_blocks(tmp_path: Path) -> None:
     extra = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}
     writer, settings = packers.awq(), packers.awq_settings()

@@ -68,6 +68,7 @@ def test_what_is_refused(tmp_path: Path, calibrate: Callable[..., Outcome]) -> N
     model.write_bytes(b"GGUF a model")
     code, _, err = calibrate(LLAMA, "-o", model)
     assert (code, "SPK817" in err, model.read_bytes()) == (2, True, b"GGUF a model")
+    assert calibrate(LLAMA, "-o", tmp_path / "no" / "x.gguf")[0] == ExitCode.USAGE
     short = ("--text", text(tmp_path, 5), "-o", tmp_path / "x.gguf", "--window", 64)
     code, _, err = calibrate(LLAMA, *short)
     assert (code, "SPK414" in err, "not one window of 64" in err) == (3, True, True)

@@ -173,6 +173,9 @@ def test_which_file_a_path_means(tmp_path: Path) -> None:
     assert gguf_file(TINY) is None
     assert gguf_file(tmp_path) is None
     assert gguf_file(tmp_path / "missing.gguf") == tmp_path / "missing.gguf"
+    for name, data, expected in (("blob", b"GGUF", True), ("other", b"GGML", False)):
+        (tmp_path / name).write_bytes(data)
+        assert (gguf_file(tmp_path / name) is not None) == expected
     for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
     assert gguf_file(tmp_path) == tmp_path / "a-00001-of-00002.gguf"

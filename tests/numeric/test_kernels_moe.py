@@ -35,6 +35,8 @@ class Problem:
     def __init__(self, fmt: Format, shape: tuple[int, ...], seed: int = 0) -> None:
         t, experts, top, k, m, n = shape
         unit = max(8, kernels.block_elements(fmt))
+        if kernels.row_multiple(fmt) < unit == 256:
+            unit += 64  # rows end in a short block
         k, m = k * unit, m * unit
         rng = np.random.default_rng(seed)
         self.packed, self.values = [], []

@@ -43,6 +43,16 @@ def test_chunks_laid_end_to_end_are_the_packed_matrix(format: Format, n: int) ->
         assert joined(x, format, chunk_elements=chunk_elements) == one_piece
 
 
+@pytest.mark.parametrize("format", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k"])
+def test_rows_that_end_in_a_short_block_are_stored_in_chunks(format: Format) -> None:
+    x = matrix(40, 576)
+    one_piece = whole(x, format)
+    assert len(one_piece) == stored_bytes(format, x.shape)
+    assert joined(x, format, chunk_elements=1) == one_piece
+    back = dequantize(unpack(np.frombuffer(one_piece, np.uint8), format, 40, 576), format, 576)
+    assert np.abs(back - x).mean() < {"q2_k": 0.3, "q3_k": 0.2}.get(format, 0.08)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=4),

@@ -126,7 +126,9 @@ class GptqMatrix(Packed):
             words = read(self.parts["qweight"].name)
             return unpack_words(words, self.bits, self.columns, dim=0).t().contiguous()
 
-        return Integers(self.bits, self.columns, scales, zeros, codes, self._groups(read))
+        return Integers(
+            self.bits, self.columns, scales, zeros, codes, self._groups(read), self.inputs_first
+        )
 
     def _groups(self, read: ReadTensor) -> torch.Tensor | None:
         """None where groups are runs of equal length, also if `g_idx` says so at length."""

@@ -29,6 +29,7 @@ class Integers:
         zeros: int16 ``[..., N, G]``.
         codes: gives uint8 ``[..., N, K]``; called when they are needed.
         groups: int64 ``[K]``, the group of each column; None for runs of equal length.
+        inputs_first: the parameter is the transpose, [K, N].
     """
 
     bits: int
@@ -37,6 +38,7 @@ class Integers:
     zeros: torch.Tensor
     codes: Callable[[], torch.Tensor]
     groups: torch.Tensor | None = None
+    inputs_first: bool = False
 
     @property
     def range(self) -> tuple[int, int]:

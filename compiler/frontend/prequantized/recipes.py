@@ -32,7 +32,10 @@ def recipe_integers(
     if recipe.converter is None:
         return first
     same = (first.bits, first.columns)
-    if any(p.groups is not None or (p.bits, p.columns) != same for p in found.values()):
+    if any(
+        p.inputs_first or p.groups is not None or (p.bits, p.columns) != same
+        for p in found.values()
+    ):
         return None
 
     def run(of: Callable[[Integers], torch.Tensor]) -> torch.Tensor:
