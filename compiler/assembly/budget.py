@@ -16,6 +16,7 @@ from ..ir import Constant, Graph
 from ..quantize import Given
 from ..quantize.roles import UNQUANTIZED
 from ..solve.candidates import Curve, Float32, curve, importance
+from ..solve.correction import COARSE, corrected
 from ..solve.pareto import pareto
 from ..solve.rounds import Budget, Rounds
 from ..solve.search import Selection
@@ -99,6 +100,11 @@ def open_solver(
         curves.append(_curve(const, checkpoint, curvatures.get(const.name), formats, page))
         checkpoint.release()
         progress.advance(1)
+    runs = (len({c.role for c in sensitive}) + 1) * len(COARSE)
+    progress.phase("coarse formats", runs, "runs")
+    curves = corrected(
+        graph, checkpoint.load, sensitive, curvatures, curves, windows, progress.advance
+    )
     elements = sum(prod(shape(c)) for c in matrices)
     fixed = sum(-(-4 * prod(shape(c)) // PAGE) * PAGE for c in constants if c.format == ARRAY)
     rounds = Rounds(curves, _budget(request, elements, fixed))

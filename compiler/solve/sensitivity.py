@@ -116,14 +116,14 @@ def measure(
         SpikeError: SPK423 if the model's gradients are not finite.
     """
     leaves = _Leaves(parameters, matrices)
-    with _one_thread():
+    with one_thread():
         for index, window in enumerate(windows):
             steps, states = prefill(graph, [window], len(window))
             seeds = range(index * draws, (index + 1) * draws)
             if len(steps) == 1:
                 pieces = segments(graph, weight_bytes)
                 leaves.expect(pieces)
-                inputs = _whole_inputs(graph, steps[0], states, len(window))
+                inputs = whole_inputs(graph, steps[0], states, len(window))
                 _backwards(pieces, leaves, inputs, states, seeds)
             else:
                 leaves.expect([])
@@ -225,9 +225,22 @@ def _backwards(
     leaves.finish()
 
 
+def forward(
+    pieces: Sequence[Segment],
+    parameters: Parameters,
+    inputs: Mapping[str, Tensor],
+    states: States,
+) -> Tensor:
+    """The first output of a graph in pieces."""
+    env: Values = {}
+    for piece in pieces:
+        env = {**env, **_run(piece, parameters, inputs, states, env)}
+    return env[id(pieces[-1].gives[-1])]
+
+
 def _run(
     piece: Segment,
-    leaves: _Leaves,
+    leaves: Parameters,
     inputs: Mapping[str, Tensor],
     states: States,
     reads: Values,
@@ -276,7 +289,7 @@ def _stepwise(
     leaves.finish()
 
 
-def _whole_inputs(
+def whole_inputs(
     graph: Graph, step: Mapping[str, Tensor], states: States, length: int
 ) -> dict[str, Tensor]:
     """Every input of the graph, pasts included; asks for the logits of every position."""
@@ -325,7 +338,7 @@ def _rounded(margin: Tensor) -> Float64:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
