@@ -282,7 +282,8 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
     with EngineWriter(
         request.output_dir, version=__version__, keep_failed=request.keep_failed
     ) as writer:
-        writer.require_space(size + SPARE)
+        waiting = 0 if request.resolved_quantizer == "plain" else size  # blocks before packing
+        writer.require_space(size + waiting + SPARE)
         ready = quantize_model(
             request, checkpoint, graph, work.longest, work.ready, writer.path, tell
         )

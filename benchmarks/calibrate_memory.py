@@ -19,7 +19,7 @@ import large_checkpoint
 
 CACHE = Path(__file__).resolve().parent.parent / ".cache"
 LARGE = CACHE / "calibrate_memory"
-CASES = ((1, 2048), (2, 2048), (2, 6144))
+CASES = ((1, 1024), (2, 1024), (2, 3072))
 """Layers and tokens."""
 WORKERS = 2
 

@@ -19,6 +19,9 @@ from torch import Tensor
 COLUMNS = 1024
 """Columns of X^T X that one task sums up."""
 
+AS_F64 = 128
+"""Rows squared at a time: as f64, all of a chunk's would be its largest intermediate result."""
+
 Rows: TypeAlias = Mapping[int, Tensor]
 """Inputs [n, K] of each expert in one chunk; of a plain matrix, those of number 0."""
 
@@ -116,12 +119,20 @@ def _add_squares(
     counts: Tensor,
 ) -> None:
     def squares(chunk: Chunk) -> dict[int, tuple[Tensor, int]]:
-        return {e: (x.double().square().sum(0), len(x)) for e, x in rows(chunk).items()}
+        return {e: (_squares(x), len(x)) for e, x in rows(chunk).items()}
 
     for part in team.map(squares, wave):
         for expert, (total, count) in part.items():
             sums[expert] += total
             counts[expert] += count
+
+
+def _squares(x: Tensor) -> Tensor:
+    """Sums of squares f64 [K] of rows [n, K]."""
+    total = torch.zeros(x.shape[-1], dtype=torch.float64)
+    for part in x.split(AS_F64):
+        total += part.double().square().sum(0)
+    return total
 
 
 def _add_products(

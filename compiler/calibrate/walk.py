@@ -26,7 +26,7 @@ from .moments import Moment, Rows, Workers, moment, workers
 from .stage_graph import Weights, stage_graph
 from .stages import PLACES, Stage, needs, plan
 
-CHUNK_TOKENS = 1024
+CHUNK_TOKENS = 512
 """Tokens that one worker computes at a time, but at least one window."""
 
 Visit: TypeAlias = Callable[[Constant, Moment], Tensor | None]

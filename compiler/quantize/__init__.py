@@ -3,6 +3,7 @@
 names.py    quantisation names      roles.py   what a tensor is for
 policy.py   the rules, as a table   plan.py    the rules applied to a whole model
 store.py    quantise and pack, streaming    error.py   how far that is from the source
+ready.py    blocks that exist       feedback.py  error feedback, given what the inputs are
 """
 
 from __future__ import annotations

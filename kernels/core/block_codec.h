@@ -4,7 +4,6 @@
 // reads the grid they really give, and sets the codes.
 #pragma once
 
-#include <cmath>
 #include <cstring>
 
 #include "core/blocks.h"
@@ -217,14 +216,6 @@ inline void set_codes(BlockQ6K& b, const int8_t* codes) {
 }
 
 // --- both ----------------------------------------------------------------------------------------
-
-/// The code whose value on a grid of `scale` and `min` is nearest to x; 0 if the scale is zero.
-template <class B>
-int8_t nearest_code(float x, float scale, float min) {
-  if (scale == 0) return 0;
-  const float code = std::nearbyint((x + min) / scale);
-  return static_cast<int8_t>(std::fmin(std::fmax(code, B::kLowest), B::kHighest));
-}
 
 /// x [kElements], each value rounded to fp32 once per arithmetic step as GGUF's reference does.
 template <class B>

@@ -1,12 +1,13 @@
-// Error feedback, in the terms of feedback_tile.h: q_j is best chosen as the grid's value nearest to
-// w_j + carried_j / R_jj, where carried_j are the terms of y_j with i < j. One task quantises kLanes
-// rows, one per lane.
+// Error feedback, in the terms of feedback_tile.h: q_j is best chosen as the grid's value nearest
+// to w_j + carried_j / R_jj, where carried_j are the terms of y_j with i < j. One task quantises
+// kLanes rows, one per lane.
 #include "core/error_feedback.h"
 
 #include <vector>
 
 #include "core/feedback_refine.h"
 #include "core/feedback_tile.h"
+#include "core/short_block.h"
 
 namespace spike {
 namespace {
@@ -94,7 +95,7 @@ void choose_stored(const SubBlock& sub, LaneGrid& grid, int s) {
   grid.min[s] = choice.grid.min;
 }
 
-/// d of a block of 32 values: the one that leaves the least error among the fitted one's neighbours.
+/// d of a block of 32 values: of the fitted one's neighbours the one that leaves the least error.
 void choose_own(const SubBlock& sub, LaneGrid& grid) {
   constexpr float kFactors[] = {1, 0.88f, 0.92f, 0.95f, 0.975f, 1.025f, 1.05f, 1.09f};
   Choice choice;
@@ -106,9 +107,10 @@ void choose_own(const SubBlock& sub, LaneGrid& grid) {
   grid.d = choice.grid.scale;
 }
 
-/// Quantises columns [begin, begin + elements).
-SPIKE_EVERY_TIER void feed_block(Tile& tile, int64_t begin) {
-  const GridShape& shape = tile.shape;
+/// Quantises the block that begins at column `begin`; the last one of a row may be short.
+SPIKE_EVERY_TIER void feed_block(FeedbackTile& tile, int64_t begin) {
+  GridShape shape = tile.shape;
+  shape.elements = static_cast<int>(std::min<int64_t>(shape.elements, tile.factor.k - begin));
   Rows carried[kLongestBlock], x[kLongestBlock];
   float weight[kLongestBlock];
   for (int i = 0; i < shape.elements; ++i) carried[i] = Rows{};
@@ -118,7 +120,7 @@ SPIKE_EVERY_TIER void feed_block(Tile& tile, int64_t begin) {
     x[i] = tile.w[static_cast<size_t>(begin + i)] + carried[i] * (1 / r);
     weight[i] = r * r;
   }
-  LaneGrid& grid = tile.grids[static_cast<size_t>(begin / shape.elements)];
+  LaneGrid& grid = tile.grids[static_cast<size_t>(begin / tile.shape.elements)];
   fit_grid(shape, x, weight, grid);
   for (int s = 0; s < shape.subs(); ++s) {
     const int offset = shape.sub * s, done = offset + shape.sub;
@@ -160,12 +162,18 @@ void load_rows(const float* x, int64_t rows, int64_t k, Rows* values) {
 
 /// The bytes of up to kLanes rows.
 template <class B>
-void write_rows(const Tile& tile, int64_t count, uint8_t* rows, size_t stride) {
+void write_rows(const FeedbackTile& tile, int64_t count, uint8_t* rows, size_t stride) {
   for (int64_t begin = 0; begin < tile.factor.k; begin += B::kElements) {
     const auto number = static_cast<size_t>(begin / B::kElements);
     for (int r = 0; r < count; ++r) {
       const B block = block_of<B>(tile.grids[number], tile.codes.get() + begin, r);
-      std::memcpy(rows + static_cast<size_t>(r) * stride + number * sizeof(B), &block, sizeof(B));
+      uint8_t* to = rows + static_cast<size_t>(r) * stride + number * sizeof(B);
+      if constexpr (ShortTraits<B>::kShort)
+        if (begin + B::kElements > tile.factor.k) {
+          shorten(block, static_cast<int>(tile.factor.k - begin) / 64, to);
+          continue;
+        }
+      std::memcpy(to, &block, sizeof(B));
     }
   }
 }
@@ -253,7 +261,7 @@ class TileTask {
   const float* x_;
   int64_t count_;
   size_t stride_;
-  Tile tile_;
+  FeedbackTile tile_;
   std::vector<float> values_;
 };
 

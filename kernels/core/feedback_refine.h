@@ -1,5 +1,5 @@
-// Codes and scales of rows that are quantised already, moved one after the other where that makes the
-// squared error e H e^T smaller: coordinate descent, as QuantEase (arXiv 2309.01885) does on codes.
+// Codes and scales of rows that are quantised already, moved one after the other where that makes
+// the squared error e H e^T smaller: coordinate descent, as QuantEase (arXiv 2309.01885) on codes.
 #pragma once
 
 #include "core/feedback_tile.h"
@@ -85,7 +85,7 @@ inline void refine_codes(Refinement& part, Affine grid, Rows* codes) {
 }
 
 /// One sub-block, columns from `at` on; `h` as from curvature_of.
-SPIKE_EVERY_TIER void refine_sub_block(Tile& tile, const float* h, int64_t at) {
+SPIKE_EVERY_TIER void refine_sub_block(FeedbackTile& tile, const float* h, int64_t at) {
   const GridShape& shape = tile.shape;
   LaneGrid& grid = tile.grids[static_cast<size_t>(at / shape.elements)];
   const int s = static_cast<int>(at % shape.elements) / shape.sub;

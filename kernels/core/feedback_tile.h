@@ -23,23 +23,25 @@ struct Factor {
   const float* row(int64_t i) const { return data + i * k; }
 };
 
-/// What is known of the rows so far; all arrays are [k].
-struct Tile {
+/// What is known of the rows so far; all arrays are [k], codes up to the end of the last block.
+struct FeedbackTile {
   const Factor& factor;
   const GridShape& shape;
   std::unique_ptr<Rows[]> w, error, y, codes;
-  std::unique_ptr<LaneGrid[]> grids;  ///< [k / elements]
+  std::unique_ptr<LaneGrid[]> grids;  ///< of every block
 
-  Tile(const Factor& factor, const GridShape& shape)
-      : factor(factor), shape(shape) {
-    const auto k = static_cast<size_t>(factor.k);
-    for (auto* array : {&w, &error, &y, &codes}) *array = std::make_unique<Rows[]>(k);
-    grids = std::make_unique<LaneGrid[]>(k / static_cast<size_t>(shape.elements));
+  FeedbackTile(const Factor& factor, const GridShape& shape) : factor(factor), shape(shape) {
+    const auto k = static_cast<size_t>(factor.k), elements = static_cast<size_t>(shape.elements);
+    const size_t blocks = (k + elements - 1) / elements;
+    for (auto* array : {&w, &error, &y}) *array = std::make_unique<Rows[]>(k);
+    codes = std::make_unique<Rows[]>(blocks * elements);
+    grids = std::make_unique<LaneGrid[]>(blocks);
   }
 
+  /// The squared error of each row.
   Rows cost() const {
     Rows sum{};
-    for (int64_t j = 0; j < factor.k; ++j) sum += y[static_cast<size_t>(j)] * y[static_cast<size_t>(j)];
+    for (size_t j = 0; j < static_cast<size_t>(factor.k); ++j) sum += y[j] * y[j];
     return sum;
   }
 };

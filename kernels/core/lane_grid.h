@@ -1,6 +1,6 @@
-// The grid of one block of several rows at once, one row per lane: scales fitted to weighted values,
-// and the block's bytes. Formats differ in a few numbers only, so that one code serves them all;
-// block_codec.h has the same of a single block.
+// The grid of one block of several rows at once, one row per lane: scales fitted to weighted
+// values, and the block's bytes. Formats differ in a few numbers only, so that one code serves them
+// all; block_codec.h has the same of a single block.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,9 @@ namespace {
 using Rows = Lanes;
 constexpr int kLongestSub = 32, kMostSubs = 16, kLongestBlock = 256;
 
-/// What a format's grids have in common. Values are scale * code - min; scale and min of a sub-block
-/// are whole numbers of d and dmin in a super-block, and d and dmin themselves in a block of 32.
+/// What a format's grids have in common. Values are scale * code - min; scale and min of a
+/// sub-block are whole numbers of d and dmin in a super-block, and these themselves in a block of
+/// 32.
 struct GridShape {
   int elements, sub;       ///< values of a block, and of what shares a scale
   float lowest, highest;   ///< codes
@@ -121,8 +122,9 @@ inline Affine fit_sub(const GridShape& shape, const Rows* x, const float* weight
 
 /// The stored numbers nearest to a scale and a min.
 inline Affine round_sub(const GridShape& shape, const LaneGrid& grid, Affine wanted) {
-  return {clamp<Rows>(nearest<Rows>(wanted.scale * inverse_or_zero(grid.d)), shape.least, shape.most),
-          clamp<Rows>(nearest<Rows>(wanted.min * inverse_or_zero(grid.dmin)), 0, shape.most)};
+  const Rows scale = nearest<Rows>(wanted.scale * inverse_or_zero(grid.d));
+  const Rows min = nearest<Rows>(wanted.min * inverse_or_zero(grid.dmin));
+  return {clamp<Rows>(scale, shape.least, shape.most), clamp<Rows>(min, 0, shape.most)};
 }
 
 /// d and dmin of a block fitted to its values [elements], and all scales and mins as a first guess.

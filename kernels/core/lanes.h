@@ -33,7 +33,7 @@ T clamp(T v, float low, float high) {
   return v > high ? T{} + high : v;
 }
 template <>
-float clamp(float v, float low, float high) {
+[[maybe_unused]] float clamp(float v, float low, float high) {
   return std::max(low, std::min(high, v));
 }
 

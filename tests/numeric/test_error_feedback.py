@@ -62,6 +62,16 @@ def test_keeps_the_least_error_and_tells_it(fmt: Format) -> None:
     assert kept.sum() < 0.5 * plain.sum()
 
 
+@pytest.mark.parametrize("fmt", [f for f in BLOCKS if block_elements(f) == 256])
+@pytest.mark.parametrize("k", [64, 320])
+def test_a_short_last_block(fmt: Format, k: int) -> None:
+    w, moment = weights(9, k), correlated(k)
+    rows, errors = quantize_with_feedback(w, factor_of(moment), fmt)
+    kept = errors_of(w, rows, fmt, moment)
+    np.testing.assert_allclose(errors.min(1), kept, rtol=2e-3)
+    assert kept.sum() < 0.6 * errors[:, 0].sum()
+
+
 # --- the same in numpy ---------------------------------------------------------------------------
 
 

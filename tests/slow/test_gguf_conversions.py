@@ -66,7 +66,7 @@ UNSTATED = {
     # what GGUF doesn't say, and what no inference needs
     *("_name_or_path", "architectures", "dtype", "transformers_version", "initializer_range"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "pretraining_tp", "n_ctx"),
-    *("max_window_layers", "router_aux_loss_coef", "output_router_logits", "n_inner"),
+    *("max_window_layers", "router_aux_loss_coef", "output_router_logits"),
     *("embedding_dropout", "residual_dropout"),
 }
 

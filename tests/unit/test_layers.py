@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"console"},
 }  # fmt: skip
 PACKAGES = ("compiler", "passes", "runtime", "kernels", "console")
-HEAVY = ("torch", "transformers", "onnx", "safetensors")
+HEAVY = ("torch", "transformers", "onnx", "safetensors", "gguf")
 
 
 def sources() -> list[Path]:
