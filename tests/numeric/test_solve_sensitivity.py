@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from spikeinfer import SpikeError
 from spikeinfer.compiler.ir import Graph, parse_graph
-from spikeinfer.compiler.solve.candidates import SAMPLED, curve, divergences, weighted
+from spikeinfer.compiler.solve.candidates import SAMPLED, Curve, curve, divergences, weighted
+from spikeinfer.compiler.solve.correction import corrected
 from spikeinfer.compiler.solve.segments import segments
 from spikeinfer.compiler.solve.sensitivity import Curvature, _direction, measure
 
@@ -179,3 +182,27 @@ def test_a_large_matrix_is_sampled() -> None:
     exact = 0.5 * float((np.linspace(1, 2, rows) * np.square(error).sum(1)).sum())
     # A quarter of 8,192 rows of 1,024 independent errors each.
     assert found == pytest.approx(exact, rel=0.01)
+
+
+def test_coarse_formats_cost_what_they_cost_together() -> None:
+    """The head alone, in q4_0, predicted ten times too low: its option gets the real KL."""
+    graph, weights = toy()
+    matrices = [graph.constants["head"]]
+    matrices[0].role = "ffn_up"
+    curvatures = {"head": measured()["head"]}
+    honest = curve("head", weights["head"], curvatures["head"], ("q4_0", "q8_0"))
+    low = Curve("head", tuple(replace(o, kl=o.kl / 10) for o in honest.options))
+    (found,) = corrected(graph, weights.__getitem__, matrices, curvatures, [low], WINDOWS)
+    by_format = {o.format: o.kl for o in found.options}
+    # Another two windows than those of the prediction, and 8 directions: as above, 20%.
+    assert by_format["q4_0"] == pytest.approx(honest.options[0].kl, rel=0.3)
+    assert by_format["q8_0"] == low.options[-1].kl  # not a coarse format
+
+
+def test_what_is_predicted_too_high_stays() -> None:
+    graph, weights = toy()
+    matrices = [graph.constants["head"]]
+    curvatures = {"head": measured()["head"]}
+    honest = curve("head", weights["head"], curvatures["head"], ("q4_0", "q8_0"))
+    high = Curve("head", tuple(replace(o, kl=o.kl * 10) for o in honest.options))
+    assert corrected(graph, weights.__getitem__, matrices, curvatures, [high], WINDOWS) == [high]
