@@ -74,37 +74,51 @@ def frontier(curves: Sequence[Curve]) -> list[Selection]:
 
 def smallest(curves: Sequence[Curve], max_kl: float) -> Selection | None:
     """The fewest bytes with a predicted KL of at most `max_kl`; None if nothing reaches it."""
-    states = frontier(curves)
-    index = next((i for i, state in enumerate(states) if state.kl <= max_kl), None)
-    if index is None:
-        return None
-
-    def allowed(_: int, kl: float) -> bool:
-        return kl <= max_kl
-
-    def cost(size: int, kl: float) -> tuple[float, float]:
-        return size, kl
-
-    starts = [states[index]]
-    if index and (nearer := _exchange(curves, states[index - 1], cost, allowed)) is not None:
-        starts.append(nearer)
-    ends = [_descend(curves, start, cost, allowed) for start in starts]
-    return min(ends, key=lambda s: cost(s.bytes, s.kl))
+    return _solved(curves, lambda size, kl: (size, kl), lambda _, kl: kl <= max_kl, up=True)
 
 
 def best(curves: Sequence[Curve], max_bytes: int) -> Selection | None:
     """The least predicted KL in at most `max_bytes`; None if nothing is that small."""
-    states = [state for state in frontier(curves) if state.bytes <= max_bytes]
-    if not states:
-        return None
-    return _descend(
-        curves, states[-1], lambda size, kl: (kl, size), lambda size, _: size <= max_bytes
-    )
+    return _solved(curves, lambda size, kl: (kl, size), lambda size, _: size <= max_bytes, up=False)
 
 
 Allowed = Callable[[int, float], bool]
 Cost = Callable[[int, float], tuple[float, float]]
 """Both of bytes and KL."""
+
+
+def _solved(curves: Sequence[Curve], cost: Cost, allowed: Allowed, up: bool) -> Selection | None:
+    """The cheapest allowed selection found from the frontier, walked from its small end if `up`.
+
+    Where the frontier enters what is allowed, one matrix takes a step. It may be a large one (an
+    embedding), so each of its options is tried with the others solved around it.
+    """
+    before, start = _entry(frontier(curves), allowed, up)
+    if start is None:
+        return None
+    starts = [start]
+    if before is not None:
+        nearer = _exchange(curves, before, cost, allowed)
+        starts += [nearer] if nearer is not None else []
+        pairs = zip(before.options, start.options, strict=True)
+        step = next(i for i, (a, b) in enumerate(pairs) if a is not b)
+        for option in curves[step].options:
+            fixed = [*curves[:step], Curve(curves[step].name, (option,)), *curves[step + 1 :]]
+            _, found = _entry(frontier(fixed), allowed, up)
+            starts += [found] if found is not None else []
+    ends = [_descend(curves, s, cost, allowed) for s in starts]
+    return min(ends, key=lambda s: cost(s.bytes, s.kl))
+
+
+def _entry(
+    states: Sequence[Selection], allowed: Allowed, up: bool
+) -> tuple[Selection | None, Selection | None]:
+    """The state before the first allowed one, and that; None where there is none."""
+    ordered = states if up else states[::-1]
+    index = next((i for i, s in enumerate(ordered) if allowed(s.bytes, s.kl)), None)
+    if index is None:
+        return None, None
+    return ordered[index - 1] if index else None, ordered[index]
 
 
 def _hull(options: Sequence[Option]) -> list[Option]:
