@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import large_checkpoint
@@ -63,7 +64,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep what was made")
     options = parser.parse_args()
     checkpoint = ROOT / f"llama-8b-{options.layers}"
-    large_checkpoint.write(checkpoint, options.layers)
+    shape = replace(large_checkpoint.SHAPES["8b"], layers=options.layers)
+    large_checkpoint.write(checkpoint, shape)
     peer = peers_llama_cpp.install()
     source = peers_llama_cpp.convert(peer, checkpoint, "bf16")
     engine, gguf = ROOT / "engine", ROOT / "peer.gguf"
