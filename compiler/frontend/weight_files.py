@@ -21,7 +21,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 OTHER_SUFFIXES = (".gguf", ".h5", ".msgpack", ".onnx")
-COMPARE_BYTES = 1 << 20
+COMPARE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -204,11 +204,15 @@ def _same_tensor(left: SafetensorsFile, name: str, right: SafetensorsFile, other
     if left.path.samefile(right.path) and a.begin == b.begin:
         return True
     left_bytes, right_bytes = left.raw_bytes(name), right.raw_bytes(other)
-    steps = range(0, len(left_bytes), COMPARE_BYTES)  # stops at the first difference
-    return all(
-        bytes(left_bytes[i : i + COMPARE_BYTES]) == bytes(right_bytes[i : i + COMPARE_BYTES])
-        for i in steps
-    )
+
+    def same(start: int) -> bool:
+        part = slice(start, start + COMPARE_BYTES)
+        equal = bytes(left_bytes[part]) == bytes(right_bytes[part])
+        left.release()
+        right.release()
+        return equal
+
+    return all(map(same, range(0, len(left_bytes), COMPARE_BYTES)))  # up to the first difference
 
 
 def _unread_files(directory: Path, used: set[str]) -> Iterator[str]:
