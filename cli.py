@@ -81,7 +81,12 @@ def build(
         Flag(help="Matrices and, where that is safe, values: auto, float32, float16, bfloat16."),
     ] = None,
     quantization: Annotated[
-        str | None, Flag("--quantization", "-q", help="none, q4_k_m, q2_k to q8_0, f16, bf16, f32.")
+        str | None,
+        Flag(
+            "--quantization",
+            "-q",
+            help="none, q2_k, q3_k_m, q4_k_s, q4_k_m, q5_k_m, q6_k, q8_0, f16, bf16, f32.",
+        ),
     ] = None,
     quantizer: Annotated[
         str | None,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..errors import ExitCode, SpikeError
 from .options import require_build_extra, usage
 from .tables import facts, size
 from .terminal import Terminal
 
 FORMATS = ("gguf",)
+MAGIC = b"GGUF"
 
 
 def export(engine: Path, format: str, output: Path, terminal: Terminal) -> None:
     """Write an engine's model to a file.
 
-    Raises SPK807 for a format we don't write, SPK590-594 from the export, SPK804 without the
-    build extra (names of tensors come from there).
+    Raises SPK807 for a format we don't write, SPK817 for an output that would be lost, SPK590-594
+    from the export, SPK804 without the build extra (names of tensors come from there).
     """
     if format not in FORMATS:
         raise usage(f"--format is {format!r}.", f"Give one of {', '.join(FORMATS)}.")
@@ -23,7 +25,7 @@ def export(engine: Path, format: str, output: Path, terminal: Terminal) -> None:
     from ..compiler.engine import EngineDirectory
     from ..compiler.gguf.export import export_gguf
 
-    terminal.say(f"writing {output}")
+    _require_free(output)
     counts = export_gguf(EngineDirectory.open(engine), output)
     written = output.stat().st_size
     types = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
@@ -34,3 +36,20 @@ def export(engine: Path, format: str, output: Path, terminal: Terminal) -> None:
     ]
     data = {"file": str(output), "bytes": written, "tensors": dict(counts)}
     terminal.answer(facts(rows), data)
+
+
+def _require_free(output: Path) -> None:
+    """Raises SPK817 rather than replace a file that is no GGUF file."""
+    if not output.exists():
+        return
+    if output.is_file():
+        with output.open("rb") as file:
+            if file.read(len(MAGIC)) in (MAGIC, b""):
+                return
+    raise SpikeError(
+        "SPK817",
+        "command line",
+        f"{output} is there already, and is no GGUF file.",
+        "Choose another --output, or move it away.",
+        ExitCode.USAGE,
+    )

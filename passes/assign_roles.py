@@ -121,7 +121,8 @@ def _attention(node: Node, users: Users) -> None:
     while (reader := next(iter(users.of(behind)), None)) is not None:
         if reader.op in PRODUCTS:
             _mark(reader.operands[1], "attn_output")
-        if reader.op in PRODUCTS or op_of(reader).kind not in PASS_THROUGH:
+        through = reader.op == "index_select" or op_of(reader).kind in PASS_THROUGH
+        if reader.op in PRODUCTS or not through:
             return
         behind = reader.results[0]
 

@@ -64,11 +64,16 @@ def windows_of(
         found.append([piece for piece in pieces if len(piece) == window])
     turns = [piece for turn in zip_longest(*found) for piece in turn if piece]
     if not turns:
+        few = tokens < window
         raise SpikeError(
             "SPK414",
             "calibration",
-            f"the calibration text has {most} tokens, not one window of {window}.",
-            "Give more text (a few hundred kilobytes are good), or a smaller --window.",
+            f"{tokens} tokens of text are less than one window of {window}."
+            if few
+            else f"the calibration text has {most} tokens, not one window of {window}.",
+            "Give more --tokens, or a smaller --window."
+            if few
+            else "Give more text (a few hundred kilobytes are good), or a smaller --window.",
         )
     return torch.tensor(turns[: max(1, tokens // window)])
 

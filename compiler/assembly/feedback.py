@@ -45,12 +45,16 @@ def key_of(const: Constant) -> Key:
     return const.parameter, const.transposed, const.rows
 
 
-def block_formats(graph: Graph) -> dict[Key, str]:
-    """Formats of the placed graph's matrices that are stored in blocks."""
+def block_formats(graph: Graph, given: Ready) -> dict[Key, str]:
+    """Formats of the placed graph's matrices that are to be quantised to blocks.
+
+    Matrices whose blocks are `given` stay as they are.
+    """
     return {
         key_of(c): c.format
         for c in parameters(graph)
         if c.format != "array" and len(c.shape) > 1 and block_elements(cast(Format, c.format)) > 1
+        if given(c) is None
     }
 
 
@@ -202,12 +206,13 @@ def quantize_model(
     """
     if request.resolved_quantizer == "plain":
         return given
-    formats = block_formats(graph)
+    formats = block_formats(graph, given)
     if not formats:
         raise SpikeError(
             "SPK417",
             "quantization",
-            "--quantizer feedback has nothing to do: no matrix of this build is stored in blocks.",
+            "--quantizer feedback has nothing to do: no matrix of this build is quantised to "
+            "blocks.",
             "Choose a --quantization such as q4_k_m, or leave --quantizer and --calibration out.",
             ExitCode.USAGE,
         )

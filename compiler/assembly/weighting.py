@@ -60,7 +60,7 @@ class Weighting:
             if kept(c) is None
         ]
         if not weighed:
-            raise _no_use("a source whose blocks are taken over as they are")
+            raise _no_use("a build that quantises no matrix: all are floats, q8_0, or taken over")
         missing = self.importance.require_fit(weighed, self.names)
         if missing:
             tell.note(
@@ -94,7 +94,7 @@ def weighting(
     """
     if request.imatrix is None:
         return None
-    if quantization.value in UNWEIGHTED:
+    if quantization.value in UNWEIGHTED and not request.formats:  # overrides may ask for blocks
         raise _no_use(f"--quantization {quantization.value}")
     path = Path(request.imatrix)
     return Weighting(path, read_imatrix(path), gguf_names(checkpoint))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, floor, log10
 
 from ...errors import ExitCode, SpikeError
 from .candidates import Curve
@@ -127,12 +128,13 @@ class Rounds:
         found = best(self.curves, self.budget.max_bytes)
         if found is None:
             least = frontier(self.curves)[0]
+            lacking = least.bytes - self.budget.max_bytes
             raise SpikeError(
                 "SPK420",
                 "quality budget",
                 f"the model's matrices take at least {least.bytes:,} bytes, with a predicted KL of "
                 f"{least.kl:.3g} nats; the budget leaves {self.budget.max_bytes:,}.",
-                "Allow more bytes, or remove overrides that name large formats.",
+                f"Allow {lacking:,} bytes more, or remove overrides that name large formats.",
                 ExitCode.GOLDEN_FAILED,
             )
         return found
@@ -151,9 +153,17 @@ class Rounds:
             "SPK420",
             "quality budget",
             f"no engine{within} kept a mean KL of {self.budget.max_kl:g} nats in "
-            f"{len(self.trials)} rounds; the best measured {reached.measured:.4g} nats with "
+            f"{len(self.trials)} trials; the best measured {reached.measured:.4g} nats with "
             f"{selection.bytes:,} bytes of matrices ({formats}).",
-            f"Allow a KL of {reached.measured:.2g} or more, a wider --kv-cache-dtype, or remove "
-            "overrides that name small formats.",
+            f"Allow a KL of {rounded_up(reached.measured):g} or more, a wider --kv-cache-dtype, or "
+            "remove overrides that name small formats.",
             ExitCode.GOLDEN_FAILED,
         )
+
+
+def rounded_up(value: float) -> float:
+    """To two significant digits, never below the value: advice that works if it is followed."""
+    if value <= 0:
+        return 0.0
+    digits = 1 - floor(log10(value))
+    return float(f"{ceil(value * 10**digits) / 10**digits:.2g}")

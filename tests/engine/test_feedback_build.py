@@ -84,7 +84,9 @@ def test_nothing_in_blocks_is_told(tmp_path: Path) -> None:
     request = BuildRequest(
         LLAMA, tmp_path / "x", quantization="none", quantizer="feedback", golden="off"
     )
-    with pytest.raises(SpikeError, match="no matrix of this build is stored in blocks") as caught:
+    with pytest.raises(
+        SpikeError, match="no matrix of this build is quantised to blocks"
+    ) as caught:
         build(request)
     assert caught.value.code == "SPK417"
     assert not (tmp_path / "x").exists()

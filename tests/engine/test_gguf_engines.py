@@ -104,6 +104,12 @@ def test_quantising_again_is_said(llama: tuple[Path, Path], tmp_path: Path) -> N
     assert not open_source(MODELS / "tiny-llama").keeps("auto")
 
 
+def test_kept_blocks_are_not_quantised_to_inputs(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(SpikeError, match="SPK417"):
+        built(llama[1], tmp_path / "engine", quantizer="feedback")
+    assert not (tmp_path / "engine").exists()
+
+
 def test_transposed_weights_go_there_and_back(tmp_path: Path) -> None:
     built(MODELS / "tiny-gpt2", tmp_path / "engine")
     file = exported(tmp_path / "engine", tmp_path / "x.gguf")
@@ -183,6 +189,11 @@ def test_the_command(llama: tuple[Path, Path], tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert answer["tensors"] == {"F32": 6, "Q8_0": 16}
     assert (tmp_path / "x.gguf").read_bytes() == llama[1].read_bytes()
+    precious = tmp_path / "model.safetensors"
+    precious.write_text("not ours")
+    kept = subprocess.run([*command, "-o", str(precious)], capture_output=True, text=True)
+    assert (kept.returncode, precious.read_text()) == (2, "not ours")
+    assert "SPK817" in kept.stderr
     refused = subprocess.run([*command, "-o", str(tmp_path / "y"), "-f", "onnx"],
                              capture_output=True, text=True)  # fmt: skip
     assert refused.returncode == 2

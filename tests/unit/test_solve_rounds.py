@@ -6,7 +6,7 @@ import pytest
 from spikeinfer import ExitCode, SpikeError
 from spikeinfer.compiler.solve.candidates import Curve, Option
 from spikeinfer.compiler.solve.pareto import POINTS, pareto
-from spikeinfer.compiler.solve.rounds import NEAR, ROUNDS, Budget, Rounds
+from spikeinfer.compiler.solve.rounds import NEAR, ROUNDS, Budget, Rounds, rounded_up
 from spikeinfer.compiler.solve.search import Selection, frontier, smallest
 
 
@@ -104,3 +104,11 @@ def test_the_points_of_pareto_json() -> None:
     assert point.measured_kl == rounds.trials[-1].measured
     assert sum(p.measured_kl is not None for p in found.points) == len(rounds.trials)
     assert POINTS // 2 < len(found.points) <= POINTS + 1 + len(rounds.trials)
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [(2.342e-06, 2.4e-06), (0.4234, 0.43), (0.42, 0.42), (1.0, 1.0), (0.0, 0.0)],
+)
+def test_advice_is_never_below_what_was_reached(value: float, advice: float) -> None:
+    assert rounded_up(value) == advice
