@@ -5,7 +5,7 @@
 Three engines of one checkpoint: q4_k_m; the solver's under the size of its rank0.weights; the
 solver's under the KL that it measures on the golden gate's text. All are then measured on
 `data/heldout_prose.txt`, which neither calibration nor the gate has seen. Engines are kept in
---work and used again.
+--work and used again. `--quantizer feedback` is for the solver's engines.
 """
 
 from __future__ import annotations
@@ -80,15 +80,15 @@ def gate_kl(checkpoint: Path, path: Path) -> float:
     return report.mean_kl
 
 
-def engines(checkpoint: Path, work: Path) -> dict[str, Engine]:
-    """The three engines by name."""
+def engines(checkpoint: Path, work: Path, quantizer: str) -> dict[str, Engine]:
+    """The three engines by name; the solver's quantised by `quantizer`, the mix plainly."""
 
     def made(name: str, **options: Any) -> Engine:
         return engine(BuildRequest(checkpoint, work / name, enable_streaming=True, **options))
 
     base = made(BASE, quantization=BASE, golden="off")
-    same_size = made("same-size", max_size=str(base.bytes))
-    same_kl = made("same-kl", max_kl=gate_kl(checkpoint, base.path))
+    same_size = made("same-size", max_size=str(base.bytes), quantizer=quantizer)
+    same_kl = made("same-kl", max_kl=gate_kl(checkpoint, base.path), quantizer=quantizer)
     return {BASE: base, "same size": same_size, "same KL": same_kl}
 
 
@@ -137,10 +137,11 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="checkpoint directory")
     parser.add_argument("--work", type=Path, help="where engines are kept; default: nowhere")
     parser.add_argument("--windows", type=int, help="score only so many windows of 512 tokens")
+    parser.add_argument("--quantizer", choices=["plain", "feedback"], default="plain")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     given = parser.parse_args()
     with TemporaryDirectory() as temporary:
-        found = engines(given.model, given.work or Path(temporary))
+        found = engines(given.model, given.work or Path(temporary), given.quantizer)
         measured = rows(given.model, found, given.windows)
     positions = measured[0].held_out.positions
     print(f"{given.model.name}, {positions} held-out positions, {date.today()}, "
