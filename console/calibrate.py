@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ExitCode, SpikeError
-from .options import require_build_extra
+from ..errors import SpikeError
+from .options import require_build_extra, unusable_output
 from .progress import progress_for
 from .tables import duration, facts
 from .terminal import Terminal
@@ -57,18 +57,13 @@ def _require_free(output: Path) -> None:
     from ..compiler.assembly.calibrate import read_imatrix
 
     if not output.parent.is_dir():
-        raise _unusable(f"{output.parent} is no directory.")
+        raise unusable_output(f"{output.parent} is no directory.")
     if not output.exists():
         return
     try:
         read_imatrix(output)
     except SpikeError as error:
-        raise _unusable(f"{output} exists and holds no importances.") from error
-
-
-def _unusable(what: str) -> SpikeError:
-    remedy = "Choose another --output, or move the file away."
-    return SpikeError("SPK817", "command line", what, remedy, ExitCode.USAGE)
+        raise unusable_output(f"{output} exists and holds no importances.") from error
 
 
 def _text(output: Path, found: Importance, seconds: float) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import ExitCode, SpikeError
-from .options import require_build_extra, usage
+from .options import require_build_extra, unusable_output, usage
 from .tables import facts, size
 from .terminal import Terminal
 
 FORMATS = ("gguf",)
-MAGIC = b"GGUF"
 
 
 def export(engine: Path, format: str, output: Path, terminal: Terminal) -> None:
@@ -40,16 +38,12 @@ def export(engine: Path, format: str, output: Path, terminal: Terminal) -> None:
 
 def _require_free(output: Path) -> None:
     """Raises SPK817 rather than replace a file that is no GGUF file."""
+    from ..compiler.gguf.reader import MAGIC
+
     if not output.exists():
         return
     if output.is_file():
         with output.open("rb") as file:
             if file.read(len(MAGIC)) in (MAGIC, b""):
                 return
-    raise SpikeError(
-        "SPK817",
-        "command line",
-        f"{output} is there already, and is no GGUF file.",
-        "Choose another --output, or move it away.",
-        ExitCode.USAGE,
-    )
+    raise unusable_output(f"{output} exists and is no GGUF file.")

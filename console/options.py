@@ -113,3 +113,9 @@ def later(what: str, remedy: str) -> SpikeError:
 def usage(what: str, remedy: str) -> SpikeError:
     """SPK807: arguments that do not go together."""
     return SpikeError("SPK807", "command line", what, remedy, ExitCode.USAGE)
+
+
+def unusable_output(what: str) -> SpikeError:
+    """SPK817 for an --output that would replace something else, or has no directory."""
+    remedy = "Choose another --output, or move the file away."
+    return SpikeError("SPK817", "command line", what, remedy, ExitCode.USAGE)
