@@ -99,12 +99,7 @@ def source_key(checkpoint: Path, options: Mapping[str, Any]) -> str:
     """Hash (hex) of the checkpoint's contents, the options and our versions."""
     from .. import __version__
 
-    # The parts of a split GGUF file lie beside it.
-    stem = checkpoint.name.partition("-00001-of-")[0].removesuffix(GGUF)
-    among = (
-        checkpoint.iterdir() if checkpoint.is_dir() else checkpoint.parent.glob(f"{stem}*{GGUF}")
-    )
-    files = sorted(p for p in among if p.suffix in SOURCE_SUFFIXES and p.is_file())
+    files = sorted(path for path in _sources(checkpoint) if path.is_file())
     known = _KnownHashes(cache_dir() / "hashes.json")
     content = {path.name: known.sha256(path) for path in files}
     known.save()
@@ -119,11 +114,13 @@ def source_key(checkpoint: Path, options: Mapping[str, Any]) -> str:
 
 def _sources(checkpoint: Path) -> list[Path]:
     """Files that decide the engine; of a GGUF file also the other parts, if it is split."""
-    if checkpoint.suffix != GGUF:
+    if checkpoint.is_dir():
         return [path for path in checkpoint.iterdir() if path.suffix in SOURCE_SUFFIXES]
     stem, split, _ = checkpoint.name.partition("-00001-of-")
-    beside = checkpoint.parent.iterdir() if split else [checkpoint]
-    return [path for path in beside if path.name.startswith(stem) and path.suffix == GGUF]
+    if not split:
+        return [checkpoint]
+    beside = checkpoint.parent.iterdir()
+    return [path for path in beside if path.name.startswith(f"{stem}-") and path.suffix == GGUF]
 
 
 class _KnownHashes:
