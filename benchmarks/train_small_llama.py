@@ -34,7 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 4096
 SPECIAL = ["<|bos|>", "<|eos|>"]
-SEQUENCE, BATCH, STEPS, WARM_UP = 512, 2, 900, 50
+SEQUENCE, BATCH, STEPS, WARM_UP = 512, 2, 2000, 100
 PEAK_RATE = 3e-3
 SHORTEST = 120
 """Characters of a docstring worth reading."""
