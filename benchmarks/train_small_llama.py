@@ -34,8 +34,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 4096
 SPECIAL = ["<|bos|>", "<|eos|>"]
-SEQUENCE, BATCH, STEPS, WARM_UP = 512, 2, 2000, 100
-PEAK_RATE = 3e-3
+SEQUENCE, BATCH, STEPS, WARM_UP = 512, 1, 3000, 100
+PEAK_RATE = 2e-3
 SHORTEST = 120
 """Characters of a docstring worth reading."""
 PACKAGES = ("numpy", "torch")
