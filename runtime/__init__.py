@@ -3,10 +3,13 @@
 engine.py       SpikeEngine                       stream.py         text pieces of one request
 prompts.py      what callers give -> a request    sequence.py       one request and its Completion
 loop.py         who takes part in the next step   batch.py          a step's arrays
+turn.py         one request's part of a step      sampling_params.py  what a request may ask
 blocks.py       KV blocks: who owns which         kv_pool.py        size and memory of the pool
 session.py      the executor's interface          ort.py            ONNX Runtime: its options
 streaming_session.py, functional_session.py       the two engine interfaces
-sampling.py     options and sampler               logits.py         penalties and filters
+sampling.py     the next tokens of a batch        logits.py         top-k, top-p, ... of a row
+softmax.py      rows to probabilities, draws      entropy.py        entropy-bounded temperature
+penalties.py    what came before                  logprobs.py       the model's own probabilities
 text_codec.py   tokenizer.json                    chat.py           chat templates
 detokenizer.py  tokens to text as they come       stop.py           stop strings
 loading.py      engine directory -> its parts     build_cache.py    checkpoint -> cached engine
@@ -16,7 +19,8 @@ threads.py      how many cores                    fair_lock.py      first come, 
 from __future__ import annotations
 
 from .engine import SpikeEngine
-from .sampling import SamplingParams
-from .sequence import Completion, Timings
+from .logprobs import TokenLogprob
+from .sampling_params import SamplingParams
+from .sequence import Completion, Piece, Timings
 
-__all__ = ["Completion", "SamplingParams", "SpikeEngine", "Timings"]
+__all__ = ["Completion", "Piece", "SamplingParams", "SpikeEngine", "Timings", "TokenLogprob"]

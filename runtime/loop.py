@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from ..errors import SpikeError
 from .batch import Chunk, step_inputs
 from .blocks import BlockPool, BlockTable
-from .sampling import choose_rows
 from .sequence import Request
 from .session import Session, engine_closed, step_failed
+from .turn import Turn, settle
 
 # Scored logits of one step: a chunk of 2,048 rows over 262,144 ids would be 2 GiB.
 SCORE_BYTES = 64 << 20
@@ -102,13 +102,12 @@ class BatchLoop:
         plan = self._plan()
         if not plan:
             return
-        chunks = [self._chunk(request, count) for request, count in plan]
         try:
-            self._accept(plan, self._session.step(step_inputs(chunks)))
+            settle(plan, self._session.step(step_inputs([turn.chunk() for turn in plan])))
         except Exception as error:  # whatever it was: a reader must never wait for ever
             cause = f"{type(error).__name__}: {error}"
             failure = error if isinstance(error, SpikeError) else step_failed(cause)
-            self._fail([request for request, _ in plan], failure)
+            self._fail([turn.request for turn in plan], failure)
         self._forget_finished()
 
     def score(self, tokens: Sequence[int], chunk_tokens: int | None = None) -> NDArray[np.float32]:
@@ -121,8 +120,7 @@ class BatchLoop:
         self._require_open()
         table = self._promise(len(tokens))
         logits = np.empty((len(tokens), self._limits.vocab_size), np.float32)
-        rows = max(1, SCORE_BYTES // (4 * self._limits.vocab_size))
-        size = min(self._budget, rows)
+        size = min(self._budget, self._most_rows)
         size = size if chunk_tokens is None else min(size, chunk_tokens)
         try:
             for start in range(0, len(tokens), size):
@@ -159,34 +157,24 @@ class BatchLoop:
             request.clock.started = time.perf_counter()
             self._running.append(request)
 
-    def _plan(self) -> list[tuple[Request, int]]:
+    @property
+    def _most_rows(self) -> int:
+        """Rows of logits that fit into `SCORE_BYTES`, at least one."""
+        return max(1, SCORE_BYTES // (4 * self._limits.vocab_size))
+
+    def _plan(self) -> list[Turn]:
         """Who takes part with how many tokens: single tokens first, then chunks of prompts."""
-        plan: list[tuple[Request, int]] = []
+        plan: list[Turn] = []
         left = self._budget
         for request in sorted(self._running, key=lambda request: request.pending > 1):
             count = min(request.pending, left)
             if count == 0:
                 break
-            plan.append((request, count))
+            if request.next_prompt_logprob < request.prompt_tokens:
+                count = min(count, self._most_rows)
+            plan.append(Turn(request, count))
             left -= count
         return plan
-
-    def _chunk(self, request: Request, count: int) -> Chunk:
-        assert request.table is not None  # running requests were admitted
-        start = request.computed
-        rows = (count - 1,) if count == request.pending else ()
-        return Chunk(request.tokens[start : start + count], start, request.table, rows)
-
-    def _accept(self, plan: list[tuple[Request, int]], logits: NDArray[np.float32]) -> None:
-        complete = [request for request, count in plan if count == request.pending]
-        for request, count in plan:
-            request.computed += count
-        chosen = choose_rows(logits, [request.sampler for request in complete])
-        for request, token in zip(complete, chosen, strict=True):
-            if isinstance(token, SpikeError):
-                request.finish("error", token)
-            else:
-                request.accept(token)
 
     def _fail(self, requests: list[Request], error: SpikeError) -> None:
         """A failed step leaves the cache of its sequences unknown: they all end."""

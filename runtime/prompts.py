@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import SpikeError
 from .chat import Message
 from .loading import LoadedEngine
-from .sampling import SamplingParams
+from .sampling_params import SamplingParams
 from .sequence import Request
 from .text_codec import TextCodec
 
@@ -26,16 +26,23 @@ class SamplingOptions(TypedDict, total=False):
 
     max_tokens: int | None
     temperature: float
+    max_entropy: float | None
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
+    mirostat_tau: float | None
+    mirostat_eta: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
     seed: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
 
 
 class RequestOptions(SamplingOptions, total=False):
@@ -61,6 +68,8 @@ def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) 
     variables = cast("Mapping[str, Any]", rest.pop("template_variables", {}))
     params = SamplingParams(**cast(SamplingOptions, rest))
     limits, codec = engine.session.limits, engine.codec
+    if params.logit_bias:
+        checked_ids(list(params.logit_bias), limits.vocab_size, "logit_bias")
     ids = checked_ids(prompt_ids(engine, prompt, chat, variables), limits.vocab_size)
     if len(ids) >= limits.max_seq_len:
         raise too_long(len(ids), limits.max_seq_len, "to be continued by at least one token")
@@ -113,7 +122,7 @@ def _no_prompt(given: object) -> SpikeError:
     )
 
 
-def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+def checked_ids(ids: Sequence[int], vocab_size: int, where: str = "prompt") -> list[int]:
     """`ids` as plain ints.
 
     Raises:
@@ -140,9 +149,9 @@ def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
     if outside.size:
         raise SpikeError(
             "SPK607",
-            "prompt",
+            where,
             f"token id {outside[0]} is outside this model's vocabulary of {vocab_size}.",
-            "Encode the prompt with the tokenizer of the same checkpoint.",
+            "Take the ids from the tokenizer of the same checkpoint.",
         )
     return cast("list[int]", values.tolist())
 

@@ -1,140 +1,36 @@
-"""What a request asks of sampling, and the sampler that carries it out.
-
-Defaults: greedy, no penalties. Nothing is taken from the checkpoint's generation_config.json behind
-the caller's back; `SpikeEngine.generation_defaults` offers its values for passing on.
-"""
+"""Choosing the next tokens of a batch: every row by the options of its own request."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral, Real
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SpikeError
-from .logits import candidates, penalise_generated, penalise_repetition
+from .entropy import bounded_sharpness
+from .logits import Candidates, candidates, typical, unsurprising
+from .logprobs import TokenLogprob, token_logprobs
+from .penalties import TokenCounts, penalise_generated, penalise_repetition
+from .sampling_params import SamplingParams
+from .softmax import TILE, Rows, draw_rows, scaled_rows
 
-_REAL_OPTIONS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
+FloatRow = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class SamplingParams:
-    """How the tokens of one request are chosen and when it ends.
+class Choice:
+    """A chosen token, with its log probability where the request asks for it."""
 
-    Attributes:
-        max_tokens: at most this many generated tokens; None = until the engine's capacity.
-        temperature: 0 = greedy (the filters below then change nothing).
-        top_k: keep the k most likely tokens; 0 = off.
-        top_p: keep the most likely tokens up to this mass, in (0, 1]; 1 = off.
-        min_p: keep tokens of at least this fraction of the best one's probability; 0 = off.
-        repetition_penalty: > 0; above 1 discourages ids of the prompt and the output.
-        presence_penalty: subtracted from the logit of every id already generated.
-        frequency_penalty: the same for each time it was generated.
-        seed: same seed, same prompt, same engine: same text, whatever else is in the batch.
-        stop: strings that end the text; they are not part of it.
-        stop_token_ids: ids that end it, besides the model's end-of-sequence ids.
-        ignore_eos: do not stop at the model's end-of-sequence ids (benchmarks).
-
-    Raises:
-        SpikeError: SPK608, a value outside its range.
-    """
-
-    max_tokens: int | None = 512
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("top_k", "max_tokens", "seed"):
-            value = getattr(self, name)
-            absent = value is None and name != "top_k"
-            _require(absent or _is_a(value, Integral), name, self, "a whole number")
-        for name in _REAL_OPTIONS:
-            _require(_is_a(getattr(self, name), Real), name, self, "a number")
-        _require(_is_list_of(self.stop_token_ids, Integral), "stop_token_ids", self, "token ids")
-        strings = self.stop is None or isinstance(self.stop, str) or _is_list_of(self.stop, str)
-        _require(strings, "stop", self, "a string or a list of strings")
-        self._check_ranges()
-
-    def _check_ranges(self) -> None:
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self, "at least 1")
-        _require(_finite(self.temperature) and self.temperature >= 0, "temperature", self, ">= 0")
-        _require(self.top_k >= 0, "top_k", self, "0 (off) or more")
-        _require(0 < self.top_p <= 1, "top_p", self, "above 0 and at most 1")
-        _require(0 <= self.min_p <= 1, "min_p", self, "between 0 and 1")
-        penalty = self.repetition_penalty
-        _require(_finite(penalty) and penalty > 0, "repetition_penalty", self, "above 0")
-        _require(_finite(self.presence_penalty), "presence_penalty", self, "a finite number")
-        _require(_finite(self.frequency_penalty), "frequency_penalty", self, "a finite number")
-        _require(self.seed is None or self.seed >= 0, "seed", self, "0 or more")
-        _require("" not in self.stop_strings, "stop", self, "strings that are not empty")
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings as a tuple, whatever form they were given in."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def penalises(self) -> bool:
-        """Whether any penalty changes the logits."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
-
-
-class TokenCounts:
-    """Distinct token ids and how often each came, as arrays that grow."""
-
-    def __init__(self, tokens: Sequence[int] = ()) -> None:
-        ids, counts = np.unique(np.array(tokens, np.int64), return_counts=True)
-        self._size = ids.size
-        self._places = {int(token): place for place, token in enumerate(ids)}
-        self._ids = np.concatenate([ids, np.zeros(64, np.int64)])
-        self._counts = np.concatenate([counts, np.zeros(64, np.int64)])
-
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        """Distinct ids, int64 ``[N]``."""
-        return self._ids[: self._size]
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """How often each of `ids` came, int64 ``[N]``."""
-        return self._counts[: self._size]
-
-    def add(self, token: int) -> None:
-        """Count one more."""
-        place = self._places.setdefault(token, self._size)
-        if place == self._size:
-            if place == self._ids.size:
-                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
-                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-            self._ids[place] = token
-            self._size += 1
-        self._counts[place] += 1
+    token: int
+    logprob: TokenLogprob | None = None
 
 
 class Sampler:
-    """Chooses the tokens of one request: its own generator, its own counts.
+    """What sampling remembers of one request: its generator, its counts, mirostat's state.
 
     Args:
         params: the request's choices.
@@ -142,93 +38,157 @@ class Sampler:
     """
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
-        self._params = params
+        self.params = params
+        self.adjusts = params.penalises or bool(params.logit_bias)
         self._generated = TokenCounts()
         self._seen = TokenCounts(prompt if params.repetition_penalty != 1.0 else ())
+        self._most_bits = 2 * (params.mirostat_tau or 0.0)
 
-    def choose(self, row: NDArray[np.float32]) -> int:
-        """Draw the next token from its logits, float32 ``[V]`` (not changed).
+    def adjusted(self, row: FloatRow) -> FloatRow:
+        """The logits after penalties and bias, float32 ``[V]``; a copy."""
+        params, row, generated = self.params, row.copy(), self._generated
+        penalise_repetition(row, self._seen.ids, params.repetition_penalty)
+        presence, frequency = params.presence_penalty, params.frequency_penalty
+        penalise_generated(row, generated.ids, generated.counts, presence, frequency)
+        for token, bias in (params.logit_bias or {}).items():
+            row[token] += bias
+        return row
 
-        Raises:
-            SpikeError: SPK609, the row has a NaN or nothing above -inf.
-        """
-        params = self._params
-        if params.penalises:
-            row = self._penalised(row)
-        token = int(row.argmax())  # numpy's arg max stops at the first NaN
-        check_best(float(row[token]))
-        if params.temperature > 0:
-            left = candidates(row, params.temperature, params.top_k, params.top_p, params.min_p)
-            token = left.draw(self._random.random())
-        if params.penalises:
+    def uniform(self) -> float:
+        """The request's next random number, 0 <= u < 1."""
+        return float(self._random.random())
+
+    def draw(self, scaled: FloatRow, weights: FloatRow) -> int:
+        """Filter a row of `scaled_rows` and its exponentials, and draw from what is left."""
+        params = self.params
+        left = candidates(scaled, weights, params.top_k, params.top_p, params.min_p)
+        left = typical(left, params.typical_p)
+        if params.mirostat_tau is None:
+            return left.draw(self.uniform())
+        return self._draw_mirostat(left, params.mirostat_tau)
+
+    def count(self, token: int) -> None:
+        """A token was generated."""
+        if self.params.penalises:
             self._generated.add(token)
             self._seen.add(token)
+
+    def _draw_mirostat(self, left: Candidates, tau: float) -> int:
+        """Mirostat 2.0: Basu et al. 2021, algorithm 2; surprise is that before its own cut."""
+        token = unsurprising(left, self._most_bits).draw(self.uniform())
+        index = token if left.ids is None else int(np.searchsorted(left.ids, token))
+        surprise = float(left.surprises()[index])
+        self._most_bits -= self.params.mirostat_eta * (surprise - tau)
         return token
 
     @cached_property
     def _random(self) -> np.random.Generator:
         """Made when first drawn from: greedy requests need none, and numpy.random loads slowly."""
-        return np.random.Generator(np.random.PCG64(self._params.seed))
-
-    def _penalised(self, row: NDArray[np.float32]) -> NDArray[np.float32]:
-        params, row, generated = self._params, row.copy(), self._generated
-        penalise_repetition(row, self._seen.ids, params.repetition_penalty)
-        presence, frequency = params.presence_penalty, params.frequency_penalty
-        penalise_generated(row, generated.ids, generated.counts, presence, frequency)
-        return row
+        return np.random.Generator(np.random.PCG64(self.params.seed))
 
 
-def choose_rows(logits: NDArray[np.float32], samplers: Sequence[Sampler]) -> list[int | SpikeError]:
+def choose_rows(rows: Rows, samplers: Sequence[Sampler]) -> list[Choice | SpikeError]:
     """Choose a token for every row; an unusable row gives its error and never harms the others.
 
     Args:
-        logits: float32 ``[R, V]``.
+        rows: R rows of logits, float32 ``[V]``; not changed.
         samplers: one for each row.
     """
-    chosen: list[int | SpikeError] = []
-    for row, sampler in zip(logits, samplers, strict=True):
-        try:
-            chosen.append(sampler.choose(row))
-        except SpikeError as error:
-            chosen.append(error)
-    return chosen
+    if not samplers:
+        return []
+    plain = isinstance(rows, np.ndarray) and not any(sampler.adjusts for sampler in samplers)
+    used = rows if plain else [_adjusted(r, s) for r, s in zip(rows, samplers, strict=True)]
+    # numpy's arg max stops at the first NaN.
+    best = used.argmax(axis=1) if isinstance(used, np.ndarray) else [r.argmax() for r in used]
+    peaks = np.array([row[token] for row, token in zip(used, best, strict=True)], np.float32)
+    sound = np.isfinite(peaks).tolist()
+    tokens = [int(token) for token in best]
+    drawn = [i for i, s in enumerate(samplers) if sound[i] and s.params.temperature > 0]
+    simple = [i for i in drawn if not samplers[i].params.filters]
+    _draw_simple(used, peaks, samplers, simple, tokens)
+    _draw_filtered(used, peaks, samplers, [i for i in drawn if samplers[i].params.filters], tokens)
+    for sampler, token, usable in zip(samplers, tokens, sound, strict=True):
+        if usable:
+            sampler.count(token)
+    return _results(rows, samplers, tokens, peaks)
 
 
-def check_best(logit: float) -> None:
-    """Refuse a row whose best logit is NaN (numpy's arg max finds one if there is one) or infinite.
-
-    Raises:
-        SpikeError: SPK609.
-    """
-    if not math.isfinite(logit):
-        raise SpikeError(
-            "SPK609",
-            "sampling",
-            f"the model's best logit is {logit}: there is no distribution to choose from.",
-            "The engine overflowed on this prompt; check it with `spike golden check`, "
-            "or build it with a wider dtype.",
-        )
+def _adjusted(row: FloatRow, sampler: Sampler) -> FloatRow:
+    if not sampler.adjusts or not math.isfinite(row[row.argmax()]):
+        return row  # a NaN must not be hidden by a ban
+    return sampler.adjusted(row)
 
 
-def _is_a(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+def _draw_simple(
+    rows: Rows, peaks: FloatRow, samplers: Sequence[Sampler], which: list[int], tokens: list[int]
+) -> None:
+    """Temperature alone: all rows together."""
+    if which:
+        sharpness = _sharpness(samplers, which).astype(np.float32)
+        uniforms = [samplers[i].uniform() for i in which]
+        drawn = draw_rows([rows[i] for i in which], peaks[which], sharpness, uniforms)
+        for i, token in zip(which, drawn, strict=True):
+            tokens[i] = token
 
 
-def _is_list_of(values: object, kind: type) -> bool:
-    if isinstance(values, str) or not isinstance(values, Collection):
-        return False
-    return all(_is_a(value, kind) for value in values)
+def _draw_filtered(
+    rows: Rows, peaks: FloatRow, samplers: Sequence[Sampler], which: list[int], tokens: list[int]
+) -> None:
+    """The passes over whole rows for a tile of them together, the filters row by row."""
+    size = max(1, TILE // rows[0].size)
+    for start in range(0, len(which), size):
+        tile = which[start : start + size]
+        own = [rows[i] for i in tile]
+        sharpness = _bounded(own, peaks[tile], [samplers[i] for i in tile])
+        finite = np.where(np.isinf(sharpness), 1.0, sharpness).astype(np.float32)
+        scaled = scaled_rows(own, peaks[tile], finite)
+        weights = np.exp(scaled)
+        for place, i in enumerate(tile):
+            if sharpness[place] < np.inf:  # else the best token is the only one
+                tokens[i] = samplers[i].draw(scaled[place], weights[place])
 
 
-def _finite(value: float) -> bool:
-    return math.isfinite(value)
+def _sharpness(samplers: Sequence[Sampler], which: Sequence[int]) -> NDArray[np.float64]:
+    return 1 / np.array([samplers[i].params.temperature for i in which], np.float64)
 
 
-def _require(holds: bool, name: str, params: SamplingParams, wanted: str) -> None:
-    if not holds:
-        raise SpikeError(
-            "SPK608",
-            "sampling",
-            f"{name}={getattr(params, name)!r} is out of range.",
-            f"Give {wanted}.",
-        )
+def _bounded(rows: list[FloatRow], peaks: FloatRow, samplers: list[Sampler]) -> NDArray[np.float64]:
+    """1 / temperature of each row, raised where `max_entropy` asks for it."""
+    sharpness = _sharpness(samplers, range(len(samplers)))
+    bounds = [s.params.max_entropy for s in samplers]
+    which = [i for i, bits in enumerate(bounds) if bits is not None]
+    if which:
+        shifted = scaled_rows([rows[i] for i in which], peaks[which])
+        limits = np.array([bounds[i] for i in which], np.float64)
+        sharpness[which] = bounded_sharpness(shifted, sharpness[which], limits)
+    return sharpness
+
+
+def _results(
+    rows: Rows, samplers: Sequence[Sampler], tokens: list[int], peaks: FloatRow
+) -> list[Choice | SpikeError]:
+    results: list[Choice | SpikeError] = [
+        Choice(token) if math.isfinite(peak) else unusable(float(peak))
+        for token, peak in zip(tokens, peaks, strict=True)
+    ]
+    which = [
+        i
+        for i, result in enumerate(results)
+        if isinstance(result, Choice) and samplers[i].params.logprobs is not None
+    ]
+    counts = [samplers[i].params.logprobs or 0 for i in which]
+    found = token_logprobs([rows[i] for i in which], [tokens[i] for i in which], counts)
+    for i, logprob in zip(which, found, strict=True):
+        results[i] = Choice(tokens[i], logprob)
+    return results
+
+
+def unusable(logit: float) -> SpikeError:
+    """The error of a row whose best logit is NaN or infinite: SPK609."""
+    return SpikeError(
+        "SPK609",
+        "sampling",
+        f"the model's best logit is {logit}: there is no distribution to choose from.",
+        "The engine overflowed on this prompt; check it with `spike golden check`, "
+        "or build it with a wider dtype.",
+    )

@@ -11,7 +11,9 @@ from typing import Literal
 from ..errors import SpikeError
 from .blocks import BlockTable
 from .detokenizer import StreamingDetokenizer
-from .sampling import Sampler, SamplingParams
+from .logprobs import TokenLogprob
+from .sampling import Choice, Sampler
+from .sampling_params import SamplingParams
 from .stop import StopMatcher
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -44,6 +46,9 @@ class Completion:
         prompt_tokens: length of the prompt.
         timings: where the time went.
         error: why, when the reason is ``error``.
+        logprobs: of each of `token_ids`; None unless asked for.
+        prompt_logprobs: of each token of the prompt, None for the first, before which there is
+            nothing; None unless asked for.
     """
 
     text: str
@@ -52,6 +57,23 @@ class Completion:
     prompt_tokens: int
     timings: Timings
     error: SpikeError | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the answer as it was streamed.
+
+    Attributes:
+        text: may be empty: a token that ends the text, or an engine without a tokenizer.
+        token_ids: what came since the piece before; of some the text may still be held back.
+        logprobs: of `token_ids`; empty unless asked for.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
 
 
 @dataclass
@@ -89,6 +111,7 @@ class Request:
         eos_ids: Collection[int],
         detokenizer: StreamingDetokenizer | None,
     ) -> None:
+        self.params = params
         self.tokens = list(prompt)
         self.prompt_tokens = len(self.tokens)
         wanted = limit if params.max_tokens is None else self.prompt_tokens + params.max_tokens
@@ -100,7 +123,10 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.abandoned = False  # nobody reads it any more; set without the lock
         self.error: SpikeError | None = None
-        self.pieces: deque[str] = deque()  # text not fetched yet
+        self.pieces: deque[Piece] = deque()  # not fetched yet
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] = [None]
+        self._shown = self.prompt_tokens  # tokens that are in pieces
         self._text: list[str] = []
         self._stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_ids)
@@ -119,19 +145,32 @@ class Request:
         return self.limit - 1
 
     @property
+    def next_prompt_logprob(self) -> int:
+        """Index of the first token of the prompt whose log probability is wanted and missing."""
+        if self.params.prompt_logprobs is None:
+            return len(self.tokens)
+        known = len(self.prompt_logprobs)
+        return known if known < self.prompt_tokens else len(self.tokens)
+
+    @property
     def finished(self) -> bool:
         """Whether no more tokens will come."""
         return self.finish_reason is not None
 
-    def accept(self, token: int) -> None:
+    def accept(self, choice: Choice) -> None:
         """Take a generated token; may finish the request."""
         self.clock.first_token = self.clock.first_token or time.perf_counter()
+        token = choice.token
         self.tokens.append(token)
+        if choice.logprob is not None:
+            self.logprobs.append(choice.logprob)
         if token in self._stop_ids:
             self.finish("stop")
             return
         if self._detokenizer is not None:
             self._show(self._matcher.push(self._detokenizer.push(token)))
+        else:
+            self._add_piece("")
         if self._matcher.stopped:
             self.finish("stop")
         elif len(self.tokens) >= self.limit:
@@ -145,6 +184,8 @@ class Request:
             self._show(self._matcher.push(self._detokenizer.finish()))
             self._show(self._matcher.finish())
             reason = "stop" if self._matcher.stopped and reason == "length" else reason
+        if self._shown < len(self.tokens):
+            self._add_piece("")
         if self.table is not None:
             self.table.release()
         self.finish_reason, self.error = reason, error
@@ -159,9 +200,20 @@ class Request:
             prompt_tokens=self.prompt_tokens,
             timings=self.clock.timings(),
             error=self.error,
+            logprobs=None if self.params.logprobs is None else list(self.logprobs),
+            prompt_logprobs=self._known_prompt_logprobs(),
         )
+
+    def _known_prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        return None if self.params.prompt_logprobs is None else list(self.prompt_logprobs)
 
     def _show(self, text: str) -> None:
         if text:
             self._text.append(text)
-            self.pieces.append(text)
+            self._add_piece(text)
+
+    def _add_piece(self, text: str) -> None:
+        fresh = slice(self._shown, None)
+        logprobs = self.logprobs[self._shown - self.prompt_tokens :]
+        self.pieces.append(Piece(text, self.tokens[fresh], logprobs))
+        self._shown = len(self.tokens)

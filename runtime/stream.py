@@ -12,7 +12,7 @@ from typing import Self
 
 from .fair_lock import FairLock
 from .loop import BatchLoop
-from .sequence import Completion, Request
+from .sequence import Completion, Piece, Request
 
 
 class TokenStream(Iterator[str]):
@@ -41,6 +41,21 @@ class TokenStream(Iterator[str]):
         Raises:
             SpikeError: SPK609, SPK616, the request failed.
         """
+        while (piece := self._next_piece()) is not None:
+            if piece.text:
+                return piece.text
+        raise StopIteration
+
+    def pieces(self) -> Iterator[Piece]:
+        """The same texts with their tokens and log probabilities; takes them from the iteration.
+
+        Raises:
+            SpikeError: SPK609, SPK616, the request failed.
+        """
+        while (piece := self._next_piece()) is not None:
+            yield piece
+
+    def _next_piece(self) -> Piece | None:
         request = self._request
         while not request.pieces and not request.finished:
             with self._lock:
@@ -52,7 +67,7 @@ class TokenStream(Iterator[str]):
             return request.pieces.popleft()
         if request.error is not None:
             raise request.error
-        raise StopIteration
+        return None
 
     def run(self) -> None:
         """Run to the end; the pieces stay to be read."""
