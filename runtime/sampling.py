@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,7 @@ from .softmax import TILE, Rows, draw_rows, scaled_rows
 FloatRow = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A chosen token, with its log probability where the request asks for it."""
 
     token: int
@@ -40,6 +39,8 @@ class Sampler:
     def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
         self.params = params
         self.adjusts = params.penalises or bool(params.logit_bias)
+        self.sharpness = 1 / params.temperature if params.temperature else math.inf
+        self.filters = params.filters
         self._generated = TokenCounts()
         self._seen = TokenCounts(prompt if params.repetition_penalty != 1.0 else ())
         self._most_bits = 2 * (params.mirostat_tau or 0.0)
@@ -94,29 +95,41 @@ def choose_rows(rows: Rows, samplers: Sequence[Sampler]) -> list[Choice | SpikeE
         rows: R rows of logits, float32 ``[V]``; not changed.
         samplers: one for each row.
     """
-    if not samplers:
-        return []
-    plain = isinstance(rows, np.ndarray) and not any(sampler.adjusts for sampler in samplers)
-    used = rows if plain else [_adjusted(r, s) for r, s in zip(rows, samplers, strict=True)]
+    adjusting = [i for i, sampler in enumerate(samplers) if sampler.adjusts]
+    if not adjusting:
+        return _choose(rows, rows, samplers) if samplers else []
+    results: dict[int, Choice | SpikeError] = {}
+    size = max(1, TILE // rows[0].size)  # no more copies at a time than stay in the cache
+    groups = [adjusting[start : start + size] for start in range(0, len(adjusting), size)]
+    for group in [[i for i, s in enumerate(samplers) if not s.adjusts], *groups]:
+        own, theirs = [rows[i] for i in group], [samplers[i] for i in group]
+        used = [s.adjusted(row) if s.adjusts else row for row, s in zip(own, theirs, strict=True)]
+        results.update(zip(group, _choose(used, own, theirs), strict=True))
+    return [results[i] for i in range(len(samplers))]
+
+
+def _choose(rows: Rows, raw: Rows, samplers: Sequence[Sampler]) -> list[Choice | SpikeError]:
+    """Choose from adjusted rows; `raw` as the model gave them."""
     # numpy's arg max stops at the first NaN.
-    best = used.argmax(axis=1) if isinstance(used, np.ndarray) else [r.argmax() for r in used]
-    peaks = np.array([row[token] for row, token in zip(used, best, strict=True)], np.float32)
-    sound = np.isfinite(peaks).tolist()
-    tokens = [int(token) for token in best]
-    drawn = [i for i, s in enumerate(samplers) if sound[i] and s.params.temperature > 0]
-    simple = [i for i in drawn if not samplers[i].params.filters]
-    _draw_simple(used, peaks, samplers, simple, tokens)
-    _draw_filtered(used, peaks, samplers, [i for i in drawn if samplers[i].params.filters], tokens)
+    tokens = [int(row.argmax()) for row in rows]
+    peaks = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+    sound = [math.isfinite(peak) for peak in peaks]
+    drawn = [i for i, s in enumerate(samplers) if sound[i] and s.sharpness < math.inf]
+    if drawn:
+        high = np.array(peaks, np.float32)
+        simple = [i for i in drawn if not samplers[i].filters]
+        filtered = [i for i in drawn if samplers[i].filters]
+        _draw_simple(rows, high, samplers, simple, tokens)
+        _draw_filtered(rows, high, samplers, filtered, tokens)
     for sampler, token, usable in zip(samplers, tokens, sound, strict=True):
         if usable:
             sampler.count(token)
-    return _results(rows, samplers, tokens, peaks)
-
-
-def _adjusted(row: FloatRow, sampler: Sampler) -> FloatRow:
-    if not sampler.adjusts or not math.isfinite(row[row.argmax()]):
-        return row  # a NaN must not be hidden by a ban
-    return sampler.adjusted(row)
+    results: list[Choice | SpikeError] = [
+        Choice(token) if usable else unusable(peak)
+        for token, peak, usable in zip(tokens, peaks, sound, strict=True)
+    ]
+    _add_logprobs(results, raw, samplers)
+    return results
 
 
 def _draw_simple(
@@ -124,7 +137,7 @@ def _draw_simple(
 ) -> None:
     """Temperature alone: all rows together."""
     if which:
-        sharpness = _sharpness(samplers, which).astype(np.float32)
+        sharpness = np.array([samplers[i].sharpness for i in which], np.float32)
         uniforms = [samplers[i].uniform() for i in which]
         drawn = draw_rows([rows[i] for i in which], peaks[which], sharpness, uniforms)
         for i, token in zip(which, drawn, strict=True):
@@ -138,49 +151,44 @@ def _draw_filtered(
     size = max(1, TILE // rows[0].size)
     for start in range(0, len(which), size):
         tile = which[start : start + size]
-        own = [rows[i] for i in tile]
-        sharpness = _bounded(own, peaks[tile], [samplers[i] for i in tile])
-        finite = np.where(np.isinf(sharpness), 1.0, sharpness).astype(np.float32)
-        scaled = scaled_rows(own, peaks[tile], finite)
-        weights = np.exp(scaled)
-        for place, i in enumerate(tile):
-            if sharpness[place] < np.inf:  # else the best token is the only one
-                tokens[i] = samplers[i].draw(scaled[place], weights[place])
+        own, high = [rows[i] for i in tile], peaks[tile]
+        sharpness = _bounded(own, high, [samplers[i] for i in tile])
+        finite = [value if value < math.inf else 1.0 for value in sharpness]
+        scaled = scaled_rows(own, high, np.array(finite, np.float32))
+        for place, (i, weights) in enumerate(zip(tile, np.exp(scaled), strict=True)):
+            if sharpness[place] < math.inf:  # else the best token is the only one
+                tokens[i] = samplers[i].draw(scaled[place], weights)
 
 
-def _sharpness(samplers: Sequence[Sampler], which: Sequence[int]) -> NDArray[np.float64]:
-    return 1 / np.array([samplers[i].params.temperature for i in which], np.float64)
-
-
-def _bounded(rows: list[FloatRow], peaks: FloatRow, samplers: list[Sampler]) -> NDArray[np.float64]:
+def _bounded(rows: list[FloatRow], peaks: FloatRow, samplers: list[Sampler]) -> list[float]:
     """1 / temperature of each row, raised where `max_entropy` asks for it."""
-    sharpness = _sharpness(samplers, range(len(samplers)))
-    bounds = [s.params.max_entropy for s in samplers]
+    sharpness = [sampler.sharpness for sampler in samplers]
+    bounds = [sampler.params.max_entropy for sampler in samplers]
     which = [i for i, bits in enumerate(bounds) if bits is not None]
     if which:
         shifted = scaled_rows([rows[i] for i in which], peaks[which])
+        asked = np.array([sharpness[i] for i in which], np.float64)
         limits = np.array([bounds[i] for i in which], np.float64)
-        sharpness[which] = bounded_sharpness(shifted, sharpness[which], limits)
+        for i, value in zip(which, bounded_sharpness(shifted, asked, limits), strict=True):
+            sharpness[i] = float(value)
     return sharpness
 
 
-def _results(
-    rows: Rows, samplers: Sequence[Sampler], tokens: list[int], peaks: FloatRow
-) -> list[Choice | SpikeError]:
-    results: list[Choice | SpikeError] = [
-        Choice(token) if math.isfinite(peak) else unusable(float(peak))
-        for token, peak in zip(tokens, peaks, strict=True)
-    ]
-    which = [
-        i
-        for i, result in enumerate(results)
-        if isinstance(result, Choice) and samplers[i].params.logprobs is not None
-    ]
-    counts = [samplers[i].params.logprobs or 0 for i in which]
-    found = token_logprobs([rows[i] for i in which], [tokens[i] for i in which], counts)
-    for i, logprob in zip(which, found, strict=True):
-        results[i] = Choice(tokens[i], logprob)
-    return results
+def _add_logprobs(
+    results: list[Choice | SpikeError], raw: Rows, samplers: Sequence[Sampler]
+) -> None:
+    counts = [sampler.params.logprobs for sampler in samplers]
+    which = [i for i, count in enumerate(counts) if count is not None]
+    if not which:
+        return
+    chosen = [(i, choice.token) for i in which if isinstance(choice := results[i], Choice)]
+    found = token_logprobs(
+        [raw[i] for i, _ in chosen],
+        [token for _, token in chosen],
+        [counts[i] or 0 for i, _ in chosen],
+    )
+    for (i, token), logprob in zip(chosen, found, strict=True):
+        results[i] = Choice(token, logprob)
 
 
 def unusable(logit: float) -> SpikeError:

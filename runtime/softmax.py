@@ -6,6 +6,7 @@ rows beside it: elements are computed alone, and sums run along a row in a fixed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ Doubles = NDArray[np.float64]
 BLOCK = 512
 # Elements of a tile, 256 KiB: a multiple of BLOCK.
 TILE = 1 << 16
+BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 def scaled_rows(rows: Rows, peaks: FloatRow, sharpness: FloatRow | None = None) -> FloatRows:
@@ -50,30 +52,26 @@ def draw_rows(
         rows, peaks, sharpness: as for `scaled_rows`.
         uniforms: points of the cumulative distributions, 0 <= u < 1.
     """
-    sums = _block_sums(rows, peaks, sharpness)
-    blocks, rest = _search(sums.cumsum(axis=1), np.asarray(uniforms, np.float64))
-    starts = blocks * BLOCK
-    inside = np.full((len(rows), BLOCK), -np.inf, np.float32)
-    for row, start, out in zip(rows, starts.tolist(), inside, strict=True):
-        part = row[start : start + BLOCK]
-        out[: part.size] = part
-    _scale(inside, peaks, sharpness, inside)
-    weights = np.exp(inside, out=inside)
-    tokens, _ = _search(weights.cumsum(axis=1, dtype=np.float64), rest)
-    return [int(token) for token in starts + tokens]
+    found = []
+    sums = _block_sums(rows, peaks, sharpness).cumsum(axis=1)
+    for row, peak, sharp, ends, uniform in zip(rows, peaks, sharpness, sums, uniforms, strict=True):
+        block, rest = _find(ends, uniform)
+        inside = row[block * BLOCK : (block + 1) * BLOCK] - peak
+        inside *= sharp
+        ends = np.exp(inside, out=inside).cumsum(dtype=np.float64)
+        found.append(block * BLOCK + _find(ends, rest)[0])
+    return found
 
 
 def draw_index(weights: FloatRow, uniform: float) -> int:
     """Index at the point `uniform` of the cumulative distribution of `weights`, ``[C]``."""
-    point = np.array([uniform])
     if weights.size <= BLOCK:
-        return int(_search(weights.cumsum(dtype=np.float64)[None], point)[0][0])
+        return _find(weights.cumsum(dtype=np.float64), uniform)[0]
     starts = np.arange(0, weights.size, BLOCK)
     sums = np.add.reduceat(weights, starts, dtype=np.float64)
-    blocks, rest = _search(sums.cumsum()[None], point)
-    start = int(starts[blocks[0]])
-    inside = weights[start : start + BLOCK].cumsum(dtype=np.float64)
-    return start + int(_search(inside[None], rest)[0][0])
+    block, rest = _find(sums.cumsum(), uniform)
+    inside = weights[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
+    return block * BLOCK + _find(inside, rest)[0]
 
 
 def _scale(rows: Rows, peaks: FloatRow, sharpness: FloatRow | None, out: FloatRows) -> None:
@@ -91,35 +89,31 @@ def _block_sums(rows: Rows, peaks: FloatRow, sharpness: FloatRow | None) -> Doub
     height = min(len(rows), TILE // width)
     scratch = np.empty(height * width, np.float32)
     for top in range(0, len(rows), height):
-        tile = slice(top, min(top + height, len(rows)))
+        tile = slice(top, top + height)
+        count, sharp = len(peaks[tile]), None if sharpness is None else sharpness[tile]
         for left in range(0, vocab, width):
-            blocks = min(width, -(-(vocab - left) // BLOCK) * BLOCK) // BLOCK
-            shape = (tile.stop - top, blocks * BLOCK)
-            part = scratch[: shape[0] * shape[1]].reshape(shape)
-            part[:, vocab - left :] = 0.0  # the last block's rest
-            real = part[:, : vocab - left]
-            pieces = [row[left : left + width] for row in rows[tile]]
-            _scale(pieces, peaks[tile], None if sharpness is None else sharpness[tile], real)
-            np.exp(real, out=real)
+            real = min(width, vocab - left)
+            blocks = -(-real // BLOCK)
+            part = scratch[: count * blocks * BLOCK].reshape(count, blocks * BLOCK)
+            part[:, real:] = 0.0  # the last block's rest
+            weights = part[:, :real]
+            _scale([row[left : left + width] for row in rows[tile]], peaks[tile], sharp, weights)
+            np.exp(weights, out=weights)
             first = left // BLOCK
-            sums[tile, first : first + blocks] = part.reshape(shape[0], blocks, BLOCK).sum(axis=2)
+            sums[tile, first : first + blocks] = part.reshape(count, blocks, BLOCK).sum(axis=2)
     return sums
 
 
-def _search(cumulative: Doubles, uniforms: Doubles) -> tuple[NDArray[np.int64], Doubles]:
-    """Where `uniforms` of the rows' wholes fall, and how far into that entry, 0 <= x < 1.
+def _find(ends: Doubles, uniform: float) -> tuple[int, float]:
+    """Where `uniform` of the whole falls, and how far into that entry, both 0 <= x < 1.
 
     Args:
-        cumulative: rising, ``[R, N]``.
-        uniforms: 0 <= u < 1, ``[R]``.
+        ends: cumulative weights, ``[N]``.
+        uniform: 0 <= u < 1.
     """
-    whole = cumulative[:, -1]
+    whole = float(ends[-1])
     # Below the whole even when rounded, so that no entry of weight 0 is found at the end.
-    points = np.minimum(uniforms * whole, np.nextafter(whole, 0.0))
-    index = (cumulative <= points[:, None]).sum(axis=1).clip(max=cumulative.shape[1] - 1)
-    every = np.arange(index.size)
-    ends = cumulative[every, index]
-    starts = np.where(index > 0, cumulative[every, index - 1], 0.0)
-    size = ends - starts
-    rest = np.divide(points - starts, size, out=np.zeros_like(points), where=size > 0)
-    return index, rest.clip(0.0, np.nextafter(1.0, 0.0))
+    point = min(uniform * whole, math.nextafter(whole, 0.0))
+    index = int(ends.searchsorted(point, side="right"))
+    start = float(ends[index - 1]) if index else 0.0
+    return index, min((point - start) / (float(ends[index]) - start), BELOW_ONE)
