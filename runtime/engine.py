@@ -142,7 +142,8 @@ class SpikeEngine:
         Raises:
             SpikeError: SPK605 prompt empty, SPK606 prompt too long, SPK607 id outside the
                 vocabulary, SPK608 sampling option, SPK611 no tokenizer or template, SPK612
-                template failed, SPK615 KV memory, SPK617 engine closed. While iterating: SPK609
+                template failed, SPK615 KV memory, SPK617 engine closed, SPK625 no usable grammar,
+                SPK626 package for grammars missing. While iterating: SPK609
                 logits are NaN, SPK616 a step failed.
         """
         self._require_open()

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,6 +17,7 @@ from ..errors import SpikeError
 from ..kernels import ops_library
 from .chat import ChatTemplate
 from .functional_session import FunctionalSession
+from .grammar import Grammars
 from .kv_pool import session_limits
 from .session import Session
 from .streaming_session import StreamingSession
@@ -56,6 +58,12 @@ class LoadedEngine:
     template: ChatTemplate | None = None
     eos_ids: frozenset[int] = frozenset()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def grammars(self) -> Grammars | None:
+        """Compiles grammars for this tokenizer; None without one."""
+        limits = self.session.limits
+        return Grammars(self.codec, limits.vocab_size, self.eos_ids) if self.codec else None
 
 
 @dataclass(frozen=True)

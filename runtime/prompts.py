@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import SpikeError
 from .chat import Message
+from .grammar import GrammarState
 from .loading import LoadedEngine
 from .sampling_params import SamplingParams
 from .sequence import Request
@@ -43,6 +44,9 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     prompt_logprobs: int | None
+    json_schema: Mapping[str, Any] | str | None
+    regex: str | None
+    grammar: str | None
 
 
 class RequestOptions(SamplingOptions, total=False):
@@ -61,7 +65,7 @@ def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) 
     """Check everything that can be checked before a step is run.
 
     Raises:
-        SpikeError: SPK605, 606, 607, 608, 611, 612 as in `SpikeEngine.stream`.
+        SpikeError: SPK605, 606, 607, 608, 611, 612, 625, 626 as in `SpikeEngine.stream`.
     """
     rest = dict(options)
     chat = bool(rest.pop("chat", False))
@@ -75,10 +79,19 @@ def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) 
         raise too_long(len(ids), limits.max_seq_len, "to be continued by at least one token")
     if params.stop_strings:
         require_codec(engine, "stop strings")
+    grammar = _start_grammar(engine, params)
     # A chat answer is a text of its own; anything else continues the prompt's text.
     context = () if chat else ids[-CONTEXT_IDS:]
     detokenizer = codec.detokenizer(context) if codec else None
-    return Request(ids, params, limits.max_seq_len, engine.eos_ids, detokenizer)
+    return Request(ids, params, limits.max_seq_len, engine.eos_ids, detokenizer, grammar)
+
+
+def _start_grammar(engine: LoadedEngine, params: SamplingParams) -> GrammarState | None:
+    if not params.structured:
+        return None
+    require_codec(engine, "structured output")
+    assert engine.grammars is not None  # there is a tokenizer
+    return engine.grammars.start(params)
 
 
 def prompt_ids(

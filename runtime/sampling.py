@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import SpikeError
 from .entropy import bounded_sharpness
+from .grammar import GrammarState
 from .logits import Candidates, candidates, typical, unsurprising
 from .logprobs import TokenLogprob, token_logprobs
 from .penalties import TokenCounts, penalise_generated, penalise_repetition
@@ -34,11 +35,18 @@ class Sampler:
     Args:
         params: the request's choices.
         prompt: the prompt's ids (the repetition penalty counts them).
+        grammar: what the text may be, at its beginning; None = anything.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        grammar: GrammarState | None = None,
+    ) -> None:
         self.params = params
-        self.adjusts = params.penalises or bool(params.logit_bias)
+        self.grammar = grammar
+        self.adjusts = params.penalises or bool(params.logit_bias) or grammar is not None
         self.sharpness = 1 / params.temperature if params.temperature else math.inf
         self.filters = params.filters
         self._generated = TokenCounts()
@@ -46,8 +54,19 @@ class Sampler:
         self._most_bits = 2 * (params.mirostat_tau or 0.0)
 
     def adjusted(self, row: FloatRow) -> FloatRow:
-        """The logits after penalties and bias, float32 ``[V]``; a copy."""
-        params, row, generated = self.params, row.copy(), self._generated
+        """The logits after penalties, bias and grammar, float32 ``[V]``; a copy.
+
+        Raises:
+            SpikeError: SPK625, the grammar can't be followed; SPK609, a NaN it might hide.
+        """
+        params, generated = self.params, self._generated
+        if self.grammar is None:
+            row = row.copy()
+        else:
+            peak = float(row[row.argmax()])
+            if not math.isfinite(peak):
+                raise unusable(peak)
+            row = np.where(self.grammar.allowed(), row, np.float32(-np.inf))
         penalise_repetition(row, self._seen.ids, params.repetition_penalty)
         presence, frequency = params.presence_penalty, params.frequency_penalty
         penalise_generated(row, generated.ids, generated.counts, presence, frequency)
@@ -69,7 +88,9 @@ class Sampler:
         return self._draw_mirostat(left, params.mirostat_tau)
 
     def count(self, token: int) -> None:
-        """A token was generated."""
+        """A token was generated. Raises SpikeError SPK625, the grammar can't be followed."""
+        if self.grammar is not None:
+            self.grammar.take(token)
         if self.params.penalises:
             self._generated.add(token)
             self._seen.add(token)
@@ -102,9 +123,16 @@ def choose_rows(rows: Rows, samplers: Sequence[Sampler]) -> list[Choice | SpikeE
     size = max(1, TILE // rows[0].size)  # no more copies at a time than stay in the cache
     groups = [adjusting[start : start + size] for start in range(0, len(adjusting), size)]
     for group in [[i for i, s in enumerate(samplers) if not s.adjusts], *groups]:
-        own, theirs = [rows[i] for i in group], [samplers[i] for i in group]
-        used = [s.adjusted(row) if s.adjusts else row for row, s in zip(own, theirs, strict=True)]
-        results.update(zip(group, _choose(used, own, theirs), strict=True))
+        used: list[FloatRow] = []
+        usable: list[int] = []
+        for i in group:
+            try:
+                used.append(samplers[i].adjusted(rows[i]) if samplers[i].adjusts else rows[i])
+                usable.append(i)
+            except SpikeError as error:
+                results[i] = error
+        chosen = _choose(used, [rows[i] for i in usable], [samplers[i] for i in usable])
+        results.update(zip(usable, chosen, strict=True))
     return [results[i] for i in range(len(samplers))]
 
 
@@ -121,15 +149,19 @@ def _choose(rows: Rows, raw: Rows, samplers: Sequence[Sampler]) -> list[Choice |
         filtered = [i for i in drawn if samplers[i].filters]
         _draw_simple(rows, high, samplers, simple, tokens)
         _draw_filtered(rows, high, samplers, filtered, tokens)
-    for sampler, token, usable in zip(samplers, tokens, sound, strict=True):
-        if usable:
-            sampler.count(token)
-    results: list[Choice | SpikeError] = [
-        Choice(token) if usable else unusable(peak)
-        for token, peak, usable in zip(tokens, peaks, sound, strict=True)
-    ]
+    results: list[Choice | SpikeError] = []
+    for sampler, token, peak, usable in zip(samplers, tokens, peaks, sound, strict=True):
+        results.append(_counted(sampler, token) if usable else unusable(peak))
     _add_logprobs(results, raw, samplers)
     return results
+
+
+def _counted(sampler: Sampler, token: int) -> Choice | SpikeError:
+    try:
+        sampler.count(token)
+    except SpikeError as error:
+        return error
+    return Choice(token)
 
 
 def _draw_simple(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 from ..errors import SpikeError
 
@@ -27,6 +28,7 @@ _REAL_OPTIONS = (
     "frequency_penalty",
 )
 _OPTIONAL_REALS = ("max_entropy", "mirostat_tau")
+_GRAMMARS = ("json_schema", "regex", "grammar")
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ class SamplingParams:
         logprobs: record the log probability of each chosen token, and this many of the most likely
             ones beside it; None = none. They are the model's own, before all of the above.
         prompt_logprobs: the same for the tokens of the prompt.
+        json_schema: the text is JSON that this schema (a mapping, or JSON text) accepts.
+        regex: the whole text matches it.
+        grammar: the text is of this context-free grammar (Lark's or GBNF's syntax). At most one of
+            these three; the text ends where they say so.
 
     Raises:
         SpikeError: SPK608, a value outside its range.
@@ -83,6 +89,9 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         _require(_is_a(self.top_k, Integral), "top_k", self, "a whole number")
@@ -98,7 +107,18 @@ class SamplingParams:
         strings = self.stop is None or isinstance(self.stop, str) or _is_list_of(self.stop, str)
         _require(strings, "stop", self, "a string or a list of strings")
         _require(_is_bias(self.logit_bias), "logit_bias", self, "token ids with a number each")
+        self._check_structure()
         self._check_ranges()
+
+    def _check_structure(self) -> None:
+        schema = self.json_schema
+        _require(schema is None or isinstance(schema, str | Mapping), "json_schema", self,
+                 "a mapping or JSON text")  # fmt: skip
+        given = [name for name in _GRAMMARS if getattr(self, name) is not None]
+        for name in given:
+            text = name == "json_schema" or isinstance(getattr(self, name), str)
+            _require(text, name, self, "a string")
+            _require(len(given) == 1, name, self, f"one of {', '.join(_GRAMMARS)}")
 
     def _check_ranges(self) -> None:
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self, "at least 1")
@@ -134,6 +154,11 @@ class SamplingParams:
     def penalises(self) -> bool:
         """Whether any penalty changes the logits."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @property
+    def structured(self) -> bool:
+        """Whether a grammar says what the text may be."""
+        return (self.json_schema, self.regex, self.grammar) != (None, None, None)
 
     @property
     def filters(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Literal
 from ..errors import SpikeError
 from .blocks import BlockTable
 from .detokenizer import StreamingDetokenizer
+from .grammar import GrammarState
 from .logprobs import TokenLogprob
 from .sampling import Choice, Sampler
 from .sampling_params import SamplingParams
@@ -101,6 +102,8 @@ class Request:
         limit: most tokens of prompt and output together.
         eos_ids: ids that end the text unless `params.ignore_eos`.
         detokenizer: None when the engine has no tokenizer: then there is no text.
+        grammar: what the text may be, at its beginning; what it forces there has already come when
+            the request is made.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Request:
         limit: int,
         eos_ids: Collection[int],
         detokenizer: StreamingDetokenizer | None,
+        grammar: GrammarState | None = None,
     ) -> None:
         self.params = params
         self.tokens = list(prompt)
@@ -118,7 +122,7 @@ class Request:
         self.limit = min(limit, wanted)
         self.computed = 0  # tokens whose K and V are in the cache
         self.table: BlockTable | None = None  # given on admission
-        self.sampler = Sampler(params, self.tokens)
+        self.sampler = Sampler(params, self.tokens, grammar)
         self.clock = Clock()
         self.finish_reason: FinishReason | None = None
         self.abandoned = False  # nobody reads it any more; set without the lock
@@ -133,6 +137,9 @@ class Request:
         )
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(params.stop_strings)
+        # Forced tokens have no log probability: where those are wanted, the model is asked.
+        self._forces = params.logprobs is None and params.prompt_logprobs is None
+        self._take_forced()
 
     @property
     def pending(self) -> int:
@@ -158,8 +165,29 @@ class Request:
         return self.finish_reason is not None
 
     def accept(self, choice: Choice) -> None:
-        """Take a generated token; may finish the request."""
+        """Take a generated token, and what the grammar forces after it; may finish the request."""
         self.clock.first_token = self.clock.first_token or time.perf_counter()
+        self._take(choice)
+        self._take_forced()
+
+    def _take_forced(self) -> None:
+        """Take the tokens that the grammar leaves no choice about: no step is needed for them."""
+        grammar = self.sampler.grammar
+        if grammar is None or self.finished:
+            return
+        for token in grammar.forced() if self._forces else ():
+            try:
+                self.sampler.count(token)
+            except SpikeError as error:
+                self.finish("error", error)
+            else:
+                self._take(Choice(token))
+            if self.finished:
+                return
+        if grammar.ended:
+            self.finish("stop")
+
+    def _take(self, choice: Choice) -> None:
         token = choice.token
         self.tokens.append(token)
         if choice.logprob is not None:

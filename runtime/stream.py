@@ -80,7 +80,8 @@ class TokenStream(Iterator[str]):
     def submit_locked(self) -> None:
         """Join the batch, once; the caller holds the lock."""
         if not self._submitted:
-            self._loop.add(self._request)
+            if not self._request.finished:  # a grammar may force all of it
+                self._loop.add(self._request)
             self._submitted = True
 
     def close(self) -> None:

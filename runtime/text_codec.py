@@ -76,6 +76,11 @@ class TextCodec:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        text: str = self._tokenizer.to_str()
+        return text
+
     def detokenizer(self, context: Sequence[int] = ()) -> StreamingDetokenizer:
         """A streaming decoder for one request; `context` is the text it continues, if any."""
         return StreamingDetokenizer(
