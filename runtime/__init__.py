@@ -10,7 +10,7 @@ streaming_session.py, functional_session.py       the two engine interfaces
 sampling.py     the next tokens of a batch        logits.py         top-k, top-p, ... of a row
 softmax.py      rows to probabilities, draws      entropy.py        entropy-bounded temperature
 penalties.py    what came before                  logprobs.py       the model's own probabilities
-grammar.py      JSON schema, regex, grammar
+grammar.py      JSON schema, regex, grammar       prompt_lookup.py  drafts from earlier in the text
 text_codec.py   tokenizer.json                    chat.py           chat templates
 detokenizer.py  tokens to text as they come       stop.py           stop strings
 loading.py      engine directory -> its parts     build_cache.py    checkpoint -> cached engine

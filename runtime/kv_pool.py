@@ -51,12 +51,19 @@ def session_limits(
         num_blocks=num_blocks,
         block_size=block_size,
         recent_blocks=recent,
+        group_tokens=_group_tokens(config),
     )
 
 
 def pool_memory(size: int) -> NDArray[np.uint8]:
     """Zeroed bytes on their own pages, uint8 ``[size]``; untouched pages cost nothing."""
     return np.frombuffer(mmap.mmap(-1, max(1, size)), np.uint8, size)
+
+
+def _group_tokens(config: EngineConfig) -> int:
+    if config.spike.fixed_states:
+        return 0
+    return GROUP_TOKENS if any(state.format == "int4" for state in config.spike.states) else 1
 
 
 def _recent_blocks(config: EngineConfig) -> int:

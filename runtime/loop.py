@@ -174,6 +174,10 @@ class BatchLoop:
                 count = min(count, self._most_rows)
             plan.append(Turn(request, count))
             left -= count
+        load = self._budget - left
+        for turn in plan:
+            room = self._limits.draft_room(len(turn.request.tokens))
+            left -= turn.draft(min(left, room), load)
         return plan
 
     def _fail(self, requests: list[Request], error: SpikeError) -> None:

@@ -12,7 +12,8 @@ from ..errors import SpikeError
 from .chat import Message
 from .grammar import GrammarState
 from .loading import LoadedEngine
-from .sampling_params import SamplingParams
+from .prompt_lookup import PromptLookup
+from .sampling_params import SamplingParams, Speculative
 from .sequence import Request
 from .text_codec import TextCodec
 
@@ -47,6 +48,7 @@ class SamplingOptions(TypedDict, total=False):
     json_schema: Mapping[str, Any] | str | None
     regex: str | None
     grammar: str | None
+    speculative: Speculative
 
 
 class RequestOptions(SamplingOptions, total=False):
@@ -83,7 +85,8 @@ def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) 
     # A chat answer is a text of its own; anything else continues the prompt's text.
     context = () if chat else ids[-CONTEXT_IDS:]
     detokenizer = codec.detokenizer(context) if codec else None
-    return Request(ids, params, limits.max_seq_len, engine.eos_ids, detokenizer, grammar)
+    lookup = PromptLookup.start(params, limits)
+    return Request(ids, params, limits.max_seq_len, engine.eos_ids, detokenizer, grammar, lookup)
 
 
 def _start_grammar(engine: LoadedEngine, params: SamplingParams) -> GrammarState | None:

@@ -10,9 +10,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ..errors import SpikeError
+
+Speculative = Literal["off", "prompt_lookup", "auto"]
 
 MOST_LOGPROBS = 1000
 
@@ -65,6 +67,9 @@ class SamplingParams:
         regex: the whole text matches it.
         grammar: the text is of this context-free grammar (Lark's or GBNF's syntax). At most one of
             these three; the text ends where they say so.
+        speculative: ``prompt_lookup`` = let the model check several tokens at a time, taken from
+            earlier in the text, as long as enough of them are right; the answer is the same.
+            ``auto`` = only where other requests of the step don't lose by it. ``off`` = never.
 
     Raises:
         SpikeError: SPK608, a value outside its range.
@@ -92,6 +97,7 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | str | None = None
     regex: str | None = None
     grammar: str | None = None
+    speculative: Speculative = "off"
 
     def __post_init__(self) -> None:
         _require(_is_a(self.top_k, Integral), "top_k", self, "a whole number")
@@ -108,6 +114,8 @@ class SamplingParams:
         _require(strings, "stop", self, "a string or a list of strings")
         _require(_is_bias(self.logit_bias), "logit_bias", self, "token ids with a number each")
         self._check_structure()
+        known = self.speculative in get_args(Speculative)
+        _require(known, "speculative", self, " or ".join(get_args(Speculative)))
         self._check_ranges()
 
     def _check_structure(self) -> None:

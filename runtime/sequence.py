@@ -13,6 +13,7 @@ from .blocks import BlockTable
 from .detokenizer import StreamingDetokenizer
 from .grammar import GrammarState
 from .logprobs import TokenLogprob
+from .prompt_lookup import PromptLookup, Speculation
 from .sampling import Choice, Sampler
 from .sampling_params import SamplingParams
 from .stop import StopMatcher
@@ -50,6 +51,7 @@ class Completion:
         logprobs: of each of `token_ids`; None unless asked for.
         prompt_logprobs: of each token of the prompt, None for the first, before which there is
             nothing; None unless asked for.
+        speculation: what drafts did; None unless asked for.
     """
 
     text: str
@@ -60,6 +62,7 @@ class Completion:
     error: SpikeError | None = None
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    speculation: Speculation | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class Request:
         detokenizer: None when the engine has no tokenizer: then there is no text.
         grammar: what the text may be, at its beginning; what it forces there has already come when
             the request is made.
+        lookup: where drafts come from; None = there are none.
     """
 
     def __init__(
@@ -114,6 +118,7 @@ class Request:
         eos_ids: Collection[int],
         detokenizer: StreamingDetokenizer | None,
         grammar: GrammarState | None = None,
+        lookup: PromptLookup | None = None,
     ) -> None:
         self.params = params
         self.tokens = list(prompt)
@@ -122,6 +127,7 @@ class Request:
         self.limit = min(limit, wanted)
         self.computed = 0  # tokens whose K and V are in the cache
         self.table: BlockTable | None = None  # given on admission
+        self.lookup = lookup
         self.sampler = Sampler(params, self.tokens, grammar)
         self.clock = Clock()
         self.finish_reason: FinishReason | None = None
@@ -230,6 +236,7 @@ class Request:
             error=self.error,
             logprobs=None if self.params.logprobs is None else list(self.logprobs),
             prompt_logprobs=self._known_prompt_logprobs(),
+            speculation=self.lookup.result if self.lookup else None,
         )
 
     def _known_prompt_logprobs(self) -> list[TokenLogprob | None] | None:

@@ -25,6 +25,8 @@ class SessionLimits:
         num_blocks: KV blocks in the pool.
         block_size: tokens in a block.
         recent_blocks: blocks that lead each sequence's block table, for its last tokens.
+        group_tokens: tokens whose cache is coded together once all of them are there; 1 = each
+            token alone, 0 = a state that runs through all of them.
     """
 
     vocab_size: int
@@ -34,6 +36,18 @@ class SessionLimits:
     num_blocks: int
     block_size: int
     recent_blocks: int = 0
+    group_tokens: int = 1
+
+    def draft_room(self, tokens: int) -> int:
+        """How many more tokens a sequence of `tokens` may get and give back again.
+
+        Giving back is only to count on from fewer and write the same slots once more, so nothing
+        may have been coded together with what goes.
+        """
+        if self.group_tokens == 0:
+            return 0
+        group = self.group_tokens
+        return self.max_seq_len if group == 1 else group - 1 - tokens % group
 
 
 @dataclass(frozen=True)

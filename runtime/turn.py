@@ -29,6 +29,7 @@ class Turn:
         complete: whether its last row says what comes next.
         rows: which of its tokens need logits, as offsets.
         prompt_rows: how many of `rows`, the first ones, are about tokens of the prompt.
+        drafts: tokens behind the known ones that may prove right; part of `tokens`.
     """
 
     def __init__(self, request: Request, count: int) -> None:
@@ -42,6 +43,19 @@ class Turn:
         first = min(max(request.next_prompt_logprob - 1 - start, 0), last)
         self.rows = range(first, len(self.tokens))
         self.prompt_rows = last - first
+        self.drafts: list[int] = []
+
+    def draft(self, most: int, load: int) -> int:
+        """Add drafts, at most so many, and return how many. See `PromptLookup.propose`."""
+        request = self.request
+        if request.lookup is None or not self.complete:
+            return 0
+        room = min(most, request.limit - 1 - len(request.tokens))
+        shared = load if request.params.speculative == "auto" else 1
+        self.drafts = request.lookup.propose(request.tokens, room, shared)
+        self.tokens = [*self.tokens, *self.drafts]
+        self.rows = range(self.rows.start, len(self.tokens))
+        return len(self.drafts)
 
     def chunk(self) -> Chunk:
         """Its part of the step's arrays."""
@@ -61,12 +75,23 @@ class Turn:
         tokens = request.tokens[at : at + len(rows)]
         request.prompt_logprobs.extend(token_logprobs(rows, tokens, counts))
 
-    def take(self, choice: Choice | SpikeError) -> None:
-        """A token was chosen from its last row; may finish the request."""
+    def take(self, choice: Choice | SpikeError, depth: int) -> bool:
+        """A token was chosen behind the known ones and `depth` drafts; may finish the request.
+
+        Returns:
+            Whether it is the next draft: then that one's row says what comes after it.
+        """
+        request = self.request
         if isinstance(choice, SpikeError):
-            self.request.finish("error", choice)
-        else:
-            self.request.accept(choice)
+            request.finish("error", choice)
+            return False
+        right = depth < len(self.drafts) and choice.token == self.drafts[depth]
+        request.computed += right  # its K and V are in the cache already
+        request.accept(choice)
+        goes_on = right and not request.finished
+        if self.drafts and request.lookup is not None and not goes_on:
+            request.lookup.record(len(self.drafts), depth + right)
+        return goes_on
 
 
 def settle(turns: Sequence[Turn], logits: FloatRows) -> None:
@@ -76,20 +101,18 @@ def settle(turns: Sequence[Turn], logits: FloatRows) -> None:
         turns: those of the step, in its order.
         logits: their `rows`, one turn after the other, float32 ``[R, V]``.
     """
-    active: list[Turn] = []
-    rows: list[int] = []
+    active: list[tuple[Turn, int]] = []  # with their next rows
     end = 0
     for turn in turns:
         start, end = end, end + len(turn.rows)
         turn.take_prompt(logits[start : start + turn.prompt_rows])
         turn.request.computed += turn.count
         if turn.complete and not turn.request.finished:
-            active.append(turn)
-            rows.append(start + turn.prompt_rows)
-    every = rows == list(range(len(logits)))
-    chosen = choose_rows(
-        logits if every else [logits[row] for row in rows],
-        [turn.request.sampler for turn in active],
-    )
-    for turn, choice in zip(active, chosen, strict=True):
-        turn.take(choice)
+            active.append((turn, start + turn.prompt_rows))
+    depth = 0
+    while active:
+        rows = [logits[row] for _, row in active]
+        chosen = choose_rows(rows, [turn.request.sampler for turn, _ in active])
+        pairs = zip(active, chosen, strict=True)
+        active = [(turn, row + 1) for (turn, row), choice in pairs if turn.take(choice, depth)]
+        depth += 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 from spikeinfer import SpikeError
 from spikeinfer.runtime.loop import BatchLoop
+from spikeinfer.runtime.prompt_lookup import PromptLookup
 from spikeinfer.runtime.sampling_params import SamplingParams
 from spikeinfer.runtime.sequence import Completion, Request
 from spikeinfer.runtime.session import SessionLimits, StepInputs
@@ -15,9 +17,9 @@ from spikeinfer.runtime.session import SessionLimits, StepInputs
 VOCAB = 23
 
 
-def logits_after(tokens: list[int]) -> np.ndarray:
-    """A model of its own: what comes depends on the last three tokens."""
-    return np.random.default_rng(tokens[-3:]).normal(0, 2, VOCAB).astype(np.float32)
+def logits_after(tokens: list[int], memory: int = 3) -> np.ndarray:
+    """A model of its own: what comes depends on the last few tokens."""
+    return np.random.default_rng(tokens[-memory:]).normal(0, 2, VOCAB).astype(np.float32)
 
 
 class FakeSession:
@@ -27,6 +29,7 @@ class FakeSession:
         self.limits = SessionLimits(VOCAB, max_num_tokens, 8, 64, num_blocks, 4, **limits)
         self.slots = np.full(num_blocks * 4, -1)
         self.steps: list[StepInputs] = []
+        self.memory = 3
         self.poisoned: list[int] | None = None
 
     def step(self, inputs: StepInputs) -> np.ndarray:
@@ -40,7 +43,7 @@ class FakeSession:
         at = np.arange(int(inputs.positions[t]) + 1)
         table = inputs.block_tables[b, self.limits.recent_blocks :]
         known = self.slots[table[at // 4] * 4 + at % 4].tolist()
-        row = logits_after(known)
+        row = logits_after(known, self.memory)
         if known == self.poisoned:
             row[3] = np.nan
         return row
@@ -53,7 +56,10 @@ def run(session: FakeSession, *prompts: list[int], **options: Any) -> list[Compl
     """All of them in one loop."""
     loop = BatchLoop(session)
     params = SamplingParams(**{"max_tokens": 8, **options})
-    requests = [Request(prompt, params, 64, (), None) for prompt in prompts]
+    requests = [
+        Request(prompt, params, 64, (), None, lookup=PromptLookup.start(params, session.limits))
+        for prompt in prompts
+    ]
     for request in requests:
         loop.add(request)
     while not loop.idle:
@@ -123,3 +129,116 @@ def test_pieces_hold_every_token_once_with_its_log_probability() -> None:
     logprobs = [one for piece in request.pieces for one in piece.logprobs]
     assert tokens == request.completion().token_ids
     assert logprobs == request.completion().logprobs
+
+
+DRAFT = 4
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SAMPLED: dict[str, Any] = {"temperature": 0.6, "seed": 7}
+
+
+@pytest.mark.parametrize("speculative", ["prompt_lookup", "auto"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        GREEDY,
+        SAMPLED,
+        {**SAMPLED, "top_p": 0.7, "max_entropy": 1.5},
+        {**SAMPLED, "mirostat_tau": 2.0},
+        {**GREEDY, "repetition_penalty": 1.1, "presence_penalty": 0.1},
+        {**GREEDY, "stop_token_ids": [5, 11]},
+        {**SAMPLED, "logprobs": 1, "prompt_logprobs": 0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("budget", [3, 64])
+def test_drafts_change_no_answer(speculative: str, options: dict[str, Any], budget: int) -> None:
+    prompts = [[1, 2, 3] * 5, [4, 4, 4, 4, 4, 4], [9], list(range(12)) * 2]
+    options = {**options, "max_tokens": 36}
+    plain, drafted = FakeSession(budget), FakeSession(budget)
+    expected = run(plain, *prompts, **options)
+    found = run(drafted, *prompts, speculative=speculative, **options)
+    for one, other in zip(found, expected, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.finish_reason == other.finish_reason
+        assert one.logprobs == other.logprobs
+        assert one.prompt_logprobs == other.prompt_logprobs
+        assert other.speculation is None
+        assert one.speculation is not None
+        assert 0 <= one.speculation.accepted <= one.speculation.drafted
+    assert max(inputs.tokens.size for inputs in drafted.steps) <= budget
+
+
+def test_right_drafts_save_steps() -> None:
+    plain, drafted = FakeSession(), FakeSession()
+    plain.memory = drafted.memory = 1  # so that a greedy text soon goes round
+    expected = run(plain, [1, 2], max_tokens=60)[0]
+    found = run(drafted, [1, 2], max_tokens=60, speculative="prompt_lookup")[0]
+    assert found.token_ids == expected.token_ids
+    assert found.speculation is not None
+    assert found.speculation.accepted > 20
+    assert len(drafted.steps) == len(plain.steps) - found.speculation.accepted
+
+
+def test_a_full_sequence_gets_no_drafts_beyond_its_end() -> None:
+    for most in range(1, 20):
+        done = run(FakeSession(), [3, 3, 3, 3, 3], max_tokens=most, speculative="prompt_lookup")[0]
+        assert len(done.token_ids) == most
+
+
+class GroupedSession(FakeSession):
+    """Codes the cache of four tokens together once they are there: none of them may change then."""
+
+    def step(self, inputs: StepInputs) -> np.ndarray:
+        for b, (first, last) in enumerate(itertools.pairwise(inputs.seq_starts.tolist())):
+            done = int(inputs.kv_lens[b]) - (last - first)
+            for position in inputs.positions[first:last].tolist():
+                assert position >= self.coded.get(int(inputs.block_tables[b, 0]), 0)
+            group = int(inputs.kv_lens[b]) // 4 * 4
+            self.coded[int(inputs.block_tables[b, 0])] = group
+            assert done % 4 + last - first > 0
+        return super().step(inputs)
+
+    coded: dict[int, int]
+
+
+def test_drafts_never_complete_a_group_that_is_coded_together() -> None:
+    expected = run(FakeSession(), [1, 2, 3] * 4, max_tokens=40, **SAMPLED)[0]
+    session = GroupedSession(group_tokens=4)
+    session.coded = {}
+    found = run(session, [1, 2, 3] * 4, max_tokens=40, speculative="prompt_lookup", **SAMPLED)[0]
+    assert found.token_ids == expected.token_ids
+    assert found.speculation is not None
+    assert found.speculation.drafted > 0
+
+
+def test_a_running_state_takes_no_drafts() -> None:
+    options = {"max_tokens": 40, "speculative": "prompt_lookup"}
+    done = run(FakeSession(group_tokens=0), [1, 2, 3] * 4, **options)[0]
+    assert done.speculation is not None
+    assert done.speculation.drafted == 0
+    assert "state" in done.speculation.off
+
+
+def test_drafts_leave_the_distribution_as_it_is() -> None:
+    """Chi-square of the third token over 2,000 seeds: it is drafted, and mostly rejected."""
+    prompt, count = [1, 2, 3, DRAFT, 5, 1, 2, 3], 2000
+    weights = np.exp(logits_after(prompt).astype(np.float64))
+    first = weights / weights.sum()
+    counts, after = np.zeros(VOCAB), np.zeros(VOCAB)
+    accepted = 0
+    for seed in range(count):
+        options = {"max_tokens": 2, "temperature": 1.0, "seed": seed}
+        done = run(FakeSession(), prompt, speculative="prompt_lookup", **options)[0]
+        counts[done.token_ids[0]] += 1
+        if done.token_ids[0] == DRAFT:  # the draft: the second token comes from its own row
+            after[done.token_ids[1]] += 1
+        assert done.speculation is not None
+        accepted += done.speculation.accepted
+    assert accepted == counts[DRAFT] > 150  # one draft fits into two tokens
+    weights = np.exp(logits_after([*prompt, DRAFT]).astype(np.float64))
+    for found, share in ((counts, first), (after, weights / weights.sum())):
+        expected = found.sum() * share
+        common = expected >= 5
+        statistic = ((found - expected)[common] ** 2 / expected[common]).sum()
+        # 99.99% of a chi-square of 22 degrees of freedom; fewer are tested.
+        assert statistic < 54

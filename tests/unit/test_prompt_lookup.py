@@ -1,0 +1,84 @@
+"""Drafts from earlier in the text: what is proposed, how long, and when not."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spikeinfer.runtime.prompt_lookup import (
+    FIRST_PAUSE,
+    FIRST_SHARE,
+    LONGEST_PAUSE,
+    MOST_DRAFTS,
+    PromptLookup,
+    best_length,
+)
+
+
+def test_what_followed_the_last_time_is_proposed() -> None:
+    tokens = [1, 2, 3, 7, 7, 1, 2, 3, 8, 9, 4, 1, 2, 3]
+    assert PromptLookup().propose(tokens, 2, 1) == [8, 9]
+    assert PromptLookup().propose([5, *tokens[:3]], 4, 1) == []
+    assert PromptLookup().propose(tokens, 0, 1) == []
+    assert PromptLookup().propose([1, 2], 4, 1) == []
+
+
+def test_a_short_period_goes_on() -> None:
+    lookup = PromptLookup()
+    lookup.record(100, 100)
+    assert lookup.propose([4, 5, 6, 4, 5, 6, 4, 5], 7, 1) == [6, 4, 5, 6, 4, 5, 6]
+    assert PromptLookup().propose([9, 9, 9, 9], 2, 1) == [9, 9]
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(1, 9), min_size=1))
+def test_a_growing_text_is_indexed_as_if_at_once(tokens: list[int], cuts: list[int]) -> None:
+    grown = PromptLookup()
+    for end in itertools.accumulate(cuts):
+        grown.propose(tokens[:end], 4, 1)
+    assert grown.propose(tokens, 4, 1) == PromptLookup().propose(tokens, 4, 1)
+
+
+def test_length_grows_with_the_share_and_falls_with_the_load() -> None:
+    by_share = [best_length(share / 20, 1) for share in range(20)]
+    assert by_share == sorted(by_share)
+    assert by_share[0] == 0
+    assert by_share[-1] > 8
+    by_load = [best_length(0.8, load) for load in (1, 2, 4, 8, 16, 64)]
+    assert by_load == sorted(by_load, reverse=True)
+    assert by_load[-1] == 0
+    assert best_length(0.9999, 1) == MOST_DRAFTS
+
+
+def test_wrong_drafts_end_them_for_longer_and_longer() -> None:
+    lookup, pauses, length = PromptLookup(), [], 10
+    for _ in range(9):
+        while lookup.propose([1] * length, 4, 1):
+            lookup.record(4, 0)
+        assert lookup.paused
+        begin = length
+        while not lookup.propose([1] * length, 4, 1):
+            length += 1
+        pauses.append(length - begin)
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses[-1] == LONGEST_PAUSE
+    assert lookup.accepted == 0
+    assert lookup.drafted == 4 * (lookup.drafted // 4) > 0
+
+
+@pytest.mark.parametrize("share", [0.2, FIRST_SHARE, 0.97])
+def test_the_share_is_learnt(share: float) -> None:
+    """A long run of drafts of which each token is right with this share, independently."""
+    lookup, rights = (
+        PromptLookup(),
+        itertools.cycle([(index * 0.6180339887) % 1 < share for index in range(1000)]),
+    )
+    lengths = []
+    for _ in range(400):
+        drafts = lookup.propose([1] * 5000, MOST_DRAFTS, 1)
+        lengths.append(len(drafts))
+        right = len(list(itertools.takewhile(bool, (next(rights) for _ in drafts))))
+        lookup.record(len(drafts), right) if drafts else None
+    expected = best_length(share, 1)
+    assert abs(sorted(lengths)[200] - expected) <= max(2, expected // 2)
