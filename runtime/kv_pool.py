@@ -61,7 +61,9 @@ def pool_memory(size: int) -> NDArray[np.uint8]:
 
 
 def _group_tokens(config: EngineConfig) -> int:
-    if config.spike.fixed_states:
+    # Functional engines compute with ONNX Runtime's operators: the last bits of a result depend on
+    # how many tokens are computed together.
+    if config.spike.abi == "functional":
         return 0
     return GROUP_TOKENS if any(state.format == "int4" for state in config.spike.states) else 1
 

@@ -26,7 +26,7 @@ class SessionLimits:
         block_size: tokens in a block.
         recent_blocks: blocks that lead each sequence's block table, for its last tokens.
         group_tokens: tokens whose cache is coded together once all of them are there; 1 = each
-            token alone, 0 = a state that runs through all of them.
+            token alone, 0 = nothing can be taken back.
     """
 
     vocab_size: int

@@ -211,12 +211,12 @@ def test_drafts_never_complete_a_group_that_is_coded_together() -> None:
     assert found.speculation.drafted > 0
 
 
-def test_a_running_state_takes_no_drafts() -> None:
+def test_a_functional_engine_takes_no_drafts() -> None:
     options = {"max_tokens": 40, "speculative": "prompt_lookup"}
     done = run(FakeSession(group_tokens=0), [1, 2, 3] * 4, **options)[0]
     assert done.speculation is not None
     assert done.speculation.drafted == 0
-    assert "state" in done.speculation.off
+    assert "functional" in done.speculation.off
 
 
 def test_drafts_leave_the_distribution_as_it_is() -> None:
