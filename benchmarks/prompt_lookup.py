@@ -1,10 +1,10 @@
 """What drafts from earlier in the text give: decode speed with and without, interleaved.
 
-    .venv/bin/python -P benchmarks/prompt_lookup.py .cache/engines/smollm2 [--runs 5]
+    .venv/bin/python -P benchmarks/prompt_lookup.py .cache/engines/smollm2 [--runs 7] [--set chat]
 
 Two sets of prompts for a chat model: texts to repeat in part (a correction, a rewrite, a summary
 that quotes, code to change), and plain chat. The answers must be the same, or it stops. A ratio is
-the median over runs of time without / time with, of decoding alone.
+median time without / median time with, of decoding alone; what comes first alternates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from spikeinfer import Completion, SpikeEngine
 
-TOKENS = 160
+TOKENS = 96
 LETTER = (
     "Dear Ms Okafor, thank you for you're letter of 3 March about the water pump in building "
     "seven. Our technician have visited the building on Monday and found that the pump runs "
@@ -67,33 +67,37 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("engine", type=Path)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--set", choices=("edit", "chat"), help="only this one")
     arguments = parser.parse_args()
     with SpikeEngine(arguments.engine) as engine:
         for name, prompts in (("edit", EDITS), ("chat", CHATS)):
+            if arguments.set not in (None, name):
+                continue
             ratios = [measure(engine, prompt, arguments.runs) for prompt in prompts]
             print(f"{name}: median {statistics.median(ratios):.2f}, lowest {min(ratios):.2f}\n")
 
 
 def measure(engine: SpikeEngine, prompt: str, runs: int) -> float:
     """The ratio for one prompt."""
-    ratios = []
-    for _ in range(runs):
-        plain, drafted = ask(engine, prompt, "off"), ask(engine, prompt, "auto")
-        if plain.token_ids != drafted.token_ids:
+    times: dict[str, list[float]] = {"off": [], "auto": []}
+    for run in range(runs):
+        order = ("off", "auto") if run % 2 else ("auto", "off")
+        done = {kind: ask(engine, prompt, kind) for kind in order}
+        if done["off"].token_ids != done["auto"].token_ids:
             raise SystemExit(f"drafts changed the answer to {prompt[:60]!r}")
-        ratios.append(plain.timings.decode / drafted.timings.decode)
-    done = drafted.speculation
-    assert done is not None
-    tokens = len(drafted.token_ids)
-    speed = (tokens - 1) / drafted.timings.decode
+        for kind in order:
+            times[kind].append(done[kind].timings.decode)
+    plain, drafted = (statistics.median(times[kind]) for kind in ("off", "auto"))
+    drafts, tokens = done["auto"].speculation, len(done["auto"].token_ids)
+    assert drafts is not None
+    speeds = f"{(tokens - 1) / plain:.0f} to {(tokens - 1) / drafted:.0f} tokens/s"
     print(
-        f"x{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}), "
-        f"{speed:.0f} tokens/s, {done.accepted} of {done.drafted} drafts right in {tokens} tokens: "
-        f"{prompt[:50]!r}",
+        f"x{plain / drafted:.2f}, {speeds}, "
+        f"{drafts.accepted} of {drafts.drafted} drafts right in {tokens} tokens: {prompt[:50]!r}",
         flush=True,
     )
-    return statistics.median(ratios)
+    return plain / drafted
 
 
 def ask(engine: SpikeEngine, prompt: str, speculative: str) -> Completion:

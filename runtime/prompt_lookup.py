@@ -30,7 +30,7 @@ TOKEN_COST = 0.15
 MARGIN = 1.05
 # Weight of the newest drafted token in the share of accepted ones; the share supposed at first.
 WEIGHT = 0.1
-FIRST_SHARE = 0.6
+FIRST_SHARE = 0.5
 # Tokens without drafts once they don't pay; twice as many the next time.
 FIRST_PAUSE, LONGEST_PAUSE = 16, 512
 
