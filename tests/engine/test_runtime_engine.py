@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from spikeinfer import SpikeEngine, SpikeError
+from spikeinfer.runtime.block_bytes import BlockBytes
 from spikeinfer.runtime.chat import ChatTemplate
 from spikeinfer.runtime.loading import LoadedEngine
 from spikeinfer.runtime.session import SessionLimits, StepInputs
@@ -36,6 +37,7 @@ class ToySession:
         sizes = {"max_num_tokens": 16, "max_batch_size": 4, "max_seq_len": 40, "num_blocks": 40}
         self.limits = SessionLimits(vocab_size=VOCAB, block_size=4, **{**sizes, **limits})
         self.pool = np.full(self.limits.num_blocks * 4, -1, np.int64)
+        self.blocks = BlockBytes([self.pool.view(np.uint8)], self.limits.num_blocks)
         self.steps: list[StepInputs] = []
         self.closed = False
         self.pause = 0.0  # seconds in which other threads run, as they do while kernels compute
@@ -142,7 +144,7 @@ def test_a_batch_gives_each_what_it_gets_alone(chunk: int, blocks: int) -> None:
     assert [c.token_ids for c in done] == [reference(p, 7) for p in prompts]
     assert any(step.kv_lens.size > 1 for step in session.steps)
     assert engine._loop.pool.owned == 0
-    assert engine._loop.pool.unpromised == blocks
+    assert engine._loop.pool.available == blocks
 
 
 def test_a_seed_gives_one_text_alone_and_in_a_batch() -> None:
@@ -298,7 +300,7 @@ def test_any_order_of_opening_reading_and_closing(
         assert done.token_ids == expected
         assert done.finish_reason in ("length", "cancelled")
     assert engine._loop.pool.owned == 0
-    assert engine._loop.pool.unpromised == blocks
+    assert engine._loop.pool.available == blocks
 
 
 def test_a_dropped_stream_is_swept_before_the_next_step() -> None:
