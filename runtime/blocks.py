@@ -1,9 +1,9 @@
 """The KV cache as blocks of tokens: who owns which, who shares which, who may write.
 
-A block is blank, owned (by one table or more), or resting: full, remembered by its tokens, and owned
-by nobody. Resting blocks are given up, oldest first, when no blank one is left. Only a block with
-one owner that nobody else can find is written to; a table that must write to another one gets a
-copy of it first (`BlockTable.grow`).
+A block is blank, owned (by one table or more), or resting: full, remembered by its tokens, and
+owned by nobody. Resting blocks are given up, oldest first, when no blank one is left. Only a block
+with one owner that nobody else can find is written to; a table that must write to another one gets
+a copy of it first (`BlockTable.grow`).
 
 Blocks are taken as a sequence grows, not promised ahead: who finds too few `available` has to make
 room first (the batch loop pre-empts).

@@ -1,9 +1,9 @@
 """Which full KV blocks hold which tokens: found again by a chain of hashes, forgotten oldest first.
 
 A block's key is a hash of its own tokens and of the key before it, so it stands for everything from
-the sequence's first token on, and so does what the block holds: K and V of a token depend on nothing
-but the tokens up to it. The first key is a hash of the caller's salt: callers with different salts
-never share, and can't learn from the speed of an answer what others asked.
+the sequence's first token on, and so does what the block holds: K and V of a token depend on
+nothing but the tokens up to it. The first key is a hash of the caller's salt: callers with
+different salts never share, and can't learn from the speed of an answer what others asked.
 """
 
 from __future__ import annotations

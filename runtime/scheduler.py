@@ -1,10 +1,10 @@
 """Who is in the batch, and who takes part in the next step with how many tokens.
 
-Decides only; `BatchLoop` carries it out. Iteration-level batching (Orca, Yu et al. 2022), prompts in
-chunks beside decoding sequences (Sarathi-Serve, Agrawal et al. 2024). Blocks are taken on demand.
-When a sequence needs one and none is left, the last in rank is pre-empted: it gives all its blocks
-back and computes its tokens again later. So the first in rank always finishes, then the next: no
-deadlock.
+Decides only; `BatchLoop` carries it out. Iteration-level batching (Orca, Yu et al. 2022), with
+prompts in chunks beside decoding sequences (Sarathi-Serve, Agrawal et al. 2024). Blocks are taken
+on demand. When a sequence needs one and none is left, the last in rank is pre-empted: it gives all
+its blocks back and computes its tokens again later. So the first in rank always finishes, then the
+next: no deadlock.
 """
 
 from __future__ import annotations

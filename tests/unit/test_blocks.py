@@ -215,7 +215,7 @@ def test_a_prefix_is_found_up_to_the_last_full_block_before_the_last_token() -> 
     written(pool, tokens).release()
     assert (pool.owned, pool.resting) == (0, 3)
     for length, found in ((13, 12), (12, 8), (9, 8), (8, 4), (4, 0)):
-        assert pool.table().adopt((tokens + [99])[:length]) == found
+        assert pool.table().adopt([*tokens, 99][:length]) == found
     assert pool.table().adopt([1, *tokens]) == 0
     assert pool.table().adopt([*tokens[:4], 99, *tokens[5:]]) == 4
 
