@@ -129,6 +129,7 @@ class BlockTable:
         self._committed = 0  # blocks
         self._recent = 0  # recent blocks taken: none or all
         self._used = 0  # blocks of tokens
+        self._private = 0  # uncommitted tokens before this may be written at once
         self._ids = np.zeros(pool.recent_blocks + 8, np.int32)
 
     @property
@@ -148,6 +149,8 @@ class BlockTable:
 
     def missing(self, start: int, stop: int) -> int:
         """Blocks that `grow` would take."""
+        if stop <= self._private:
+            return 0
         grown = -(-stop // self._pool.block_size)
         first = self._pool.recent_blocks - self._recent + max(0, grown - self._used)
         return first + len(self._shared(start, stop))
@@ -164,6 +167,8 @@ class BlockTable:
         """
         if start < self.committed:
             raise ValueError(f"token {start} is committed")
+        if stop <= self._private:  # decoding, mostly
+            return []
         if (missing := self.missing(start, stop)) > self._pool.available:
             raise ValueError(f"{missing} blocks are missing, {self._pool.available} available")
         copies: Copies = []
@@ -178,6 +183,7 @@ class BlockTable:
             self._recent += 1
         while self.capacity < stop:
             self._append(self._pool.take())
+        self._private = self.capacity
         return copies
 
     def adopt(self, tokens: Sequence[int]) -> int:
@@ -242,6 +248,7 @@ class BlockTable:
         twin._ids = self._ids.copy()
         for block in self._held():
             self._pool.share(block)
+        self._private = 0
         return twin
 
     def slots(self, start: int, stop: int) -> NDArray[np.int32]:
@@ -257,7 +264,7 @@ class BlockTable:
     def release(self) -> None:
         """Give everything back, the last block first: a prefix should outlive what followed it."""
         held = self._held()
-        self._recent = self._used = self._committed = 0
+        self._recent = self._used = self._committed = self._private = 0
         for block in reversed(held):
             self._pool.give_back(block)
 

@@ -18,7 +18,7 @@ from .blocks import BlockPool, BlockTable, Copies
 from .chunking import ChunkPolicy
 from .qos import QosPolicy
 from .sequence import Request
-from .step_cost import CostModel, StepShape
+from .step_cost import CostModel, StepShape, reads
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,14 @@ class Share:
     Attributes:
         request: whose.
         count: its next tokens; its table has room for them.
+        completes: no known token is left uncomputed then, so that the next one can be chosen.
         copies: blocks to copy before the step.
     """
 
     request: Request
     count: int
+    completes: bool
     copies: Copies
-
-    @property
-    def completes(self) -> bool:
-        """Whether it leaves no known token uncomputed, so that the next one can be chosen."""
-        return self.count == self.request.pending
 
 
 class Scheduler:
@@ -183,16 +180,17 @@ class Scheduler:
 
 def _share(request: Request, count: int) -> Share:
     assert request.table is not None  # it runs
-    start = request.computed
-    return Share(request, count, request.table.grow(start, start + count))
+    start, completes = request.computed, count == request.pending
+    return Share(request, count, completes, request.table.grow(start, start + count))
 
 
 def step_shape(shares: Sequence[Share]) -> StepShape:
     """What the step of these shares costs by."""
-    shape = StepShape(0, sum(share.completes for share in shares), 0)
-    for share in shares:
-        shape = shape.plus(share.count, share.request.computed)
-    return shape
+    return StepShape(
+        tokens=sum(share.count for share in shares),
+        rows=sum(share.completes for share in shares),
+        reads=sum(reads(share.count, share.request.computed) for share in shares),
+    )
 
 
 def _rank(request: Request) -> tuple[float, int]:

@@ -36,8 +36,12 @@ class StepShape:
 
     def plus(self, count: int, start: int) -> StepShape:
         """This shape with `count` tokens of a prompt from position `start` on."""
-        reads = count * start + count * (count + 1) // 2
-        return StepShape(self.tokens + count, self.rows, self.reads + reads)
+        return StepShape(self.tokens + count, self.rows, self.reads + reads(count, start))
+
+
+def reads(count: int, start: int) -> int:
+    """Tokens that `count` new ones from position `start` on attend to, summed."""
+    return count * start + count * (count + 1) // 2
 
 
 @dataclass(frozen=True)
