@@ -90,10 +90,10 @@ class Scheduler:
         return self.window.remaining(now, min(r.clock.submitted for r in self.waiting))
 
     def plan(self, now: float) -> list[Share]:
-        """The next step: single tokens first, then prompts with what is left; empty when idle."""
+        """The next step: who decodes first, then prompts with what is left; empty when idle."""
         self._admit(now)
         decoding = self._decoding()
-        left = self._budget - len(decoding)
+        left = self._budget - sum(share.count for share in decoding)
         return decoding + self._prompts(left, step_shape(decoding))
 
     def forget_finished(self) -> None:
@@ -143,11 +143,15 @@ class Scheduler:
         return next((r for r in behind if may(request.qos, r.qos)), None)
 
     def _decoding(self) -> list[Share]:
-        shares = []
-        for request in [request for request in self.running if request.pending == 1]:
+        """All tokens of those who have one, or a few, at a time; one stays for everybody else."""
+        shares: list[Share] = []
+        left = self._budget - len(self.running)
+        for request in [request for request in self.running if not request.catching_up]:
+            count = min(request.pending, 1 + left)
             # It may have been pre-empted for one before it.
-            if request.table is not None and self._make_room(request, 1):
-                shares.append(_share(request, 1))
+            if request.table is not None and self._make_room(request, count):
+                shares.append(_share(request, count))
+                left -= count - 1
         return shares
 
     def _make_room(self, request: Request, count: int) -> bool:
@@ -163,8 +167,8 @@ class Scheduler:
 
     def _prompts(self, left: int, decoding: StepShape) -> list[Share]:
         """Chunks of prompts in rank order; admission gave them their blocks."""
-        prompts = [request for request in self.running if request.pending > 1]
-        if not prompts or left < 1:
+        prompts = [request for request in self.running if request.catching_up]
+        if not prompts:
             return []
         left = self._policy.chunks.most(self.costs, decoding, prompts[0].computed, left)
         shares = []

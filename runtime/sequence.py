@@ -122,6 +122,7 @@ class Request:
         self.cache_salt = cache_salt
         self.reuses_prefix = True  # False: every token's logits are wanted
         self.rank = (0.0, 0)  # the scheduler's
+        self._known = 0  # tokens it had when it was let in
         self.cached_tokens = 0
         self.preemptions = 0
         self.sampler = Sampler(params, self.tokens)
@@ -143,6 +144,12 @@ class Request:
         return len(self.tokens) - self.computed
 
     @property
+    def catching_up(self) -> bool:
+        """Whether tokens it came with are still to be computed: a prompt, or all before a
+        pre-emption. Its table has room for them."""
+        return self.computed < self._known
+
+    @property
     def cache_tokens(self) -> int:
         """Most tokens it can have in the cache: the last one generated never gets there."""
         return self.limit - 1
@@ -155,6 +162,7 @@ class Request:
     def enter_cache(self, table: BlockTable, now: float) -> None:
         """It runs from now on, with these blocks: room for all its tokens, some computed."""
         self.table, self.computed = table, table.committed
+        self._known = len(self.tokens)
         if self.clock.started is None:
             self.cached_tokens = self.computed
         self.clock.start(now)
