@@ -8,6 +8,7 @@ chunking.py     prompts beside decoding           step_cost.py      what a step 
 batch_window.py waiting for company               stats.py          engine.stats()
 blocks.py       KV blocks: who owns which         prefix_cache.py   blocks found by their tokens
 kv_pool.py      size and memory of the pool       block_bytes.py    its bytes, block by block
+kv_tier.py      evicted blocks in a file          simulator.py      loads, simulated
 session.py      the executor's interface          ort.py            ONNX Runtime: its options
 streaming_session.py, functional_session.py       the two engine interfaces
 sampling.py     options and sampler               logits.py         penalties and filters
@@ -20,6 +21,7 @@ threads.py      how many cores                    fair_lock.py      first come, 
 from __future__ import annotations
 
 from .engine import SpikeEngine
+from .kv_tier import TierOptions
 from .sampling import SamplingParams
 from .scheduler import SchedulingPolicy
 from .sequence import Completion, Timings
@@ -31,5 +33,6 @@ __all__ = [
     "SamplingParams",
     "SchedulingPolicy",
     "SpikeEngine",
+    "TierOptions",
     "Timings",
 ]

@@ -11,7 +11,7 @@ room first (the batch loop pre-empts).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,11 +198,21 @@ class BlockTable:
         Returns:
             Tokens that need not be computed, those written before included.
         """
-        while (found := self._found_next(tokens)) is not None:
-            key, block = found
+        for key in self.coming_keys(tokens):
+            block = self._pool.cache.find(key)
+            if block is None:
+                break
             self._pool.share(block)
             self.put_next(key, block)
         return self.committed
+
+    def coming_keys(self, tokens: Sequence[int]) -> Iterator[bytes]:
+        """Keys of the full blocks behind the committed ones; at least one token is left over."""
+        key, start, size = self._key, self.committed, self._pool.block_size
+        while self._pool.shares and start + size < len(tokens):
+            key = next_key(key, tokens[start : start + size])
+            yield key
+            start += size
 
     def put_next(self, key: bytes, block: int) -> None:
         """Take over ownership of a block as the next committed one, in place of an own one."""
@@ -215,11 +225,6 @@ class BlockTable:
         self._key = key
         self._committed += 1
 
-    def next_key(self, tokens: Sequence[int]) -> bytes:
-        """Key of the next block to commit, `tokens` being the sequence from its beginning."""
-        start = self.committed
-        return next_key(self._key, tokens[start : start + self._pool.block_size])
-
     def commit(self, tokens: Sequence[int], computed: int) -> None:
         """Remember the blocks that have become full; an equal one that is known takes their place.
 
@@ -229,7 +234,8 @@ class BlockTable:
         """
         pool = self._pool
         while pool.shares and self.committed + pool.block_size <= computed:
-            key = self.next_key(tokens)
+            start = self.committed
+            key = next_key(self._key, tokens[start : start + pool.block_size])
             own = int(self._ids[pool.recent_blocks + self._committed])
             known = pool.cache.add(key, own)
             pool.share(known)
@@ -271,13 +277,6 @@ class BlockTable:
     def _held(self) -> list[int]:
         lead = self._pool.recent_blocks
         return [*self._ids[: self._recent].tolist(), *self._ids[lead : lead + self._used].tolist()]
-
-    def _found_next(self, tokens: Sequence[int]) -> tuple[bytes, int] | None:
-        if not self._pool.shares or self.committed + self._pool.block_size >= len(tokens):
-            return None
-        key = self.next_key(tokens)
-        block = self._pool.cache.find(key)
-        return None if block is None else (key, block)
 
     def _shared(self, start: int, stop: int) -> list[int]:
         """Places of the blocks that must be copied before start <= i < stop are written."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..errors import ExitCode, SpikeError
 from .build_cache import engine_for, is_checkpoint, is_engine
 from .fair_lock import FairLock
+from .kv_tier import TierOptions
 from .loading import LoadedEngine, LoadOptions, load_engine
 from .loop import BatchLoop
 from .prompts import (
@@ -54,11 +55,12 @@ class SpikeEngine:
             sequences of full length, at most half of the machine's memory.
         verify: hash every byte of the engine before loading it.
         scheduling: classes of service, prompt chunks, batching window; see docs/runtime.md.
+        kv_tier: a file for prefix blocks that the KV cache has no room for; None = none.
 
     Raises:
         SpikeError: SPK601 nothing to load at the path, SPK602 or SPK603 `quant_config`, SPK604
             device, SPK613 no compiler installed for a checkpoint, SPK614 model not loadable,
-            SPK615 KV memory, and SPK1xx to SPK5xx from building and opening.
+            SPK615 KV memory, SPK618 `kv_tier`, and SPK1xx to SPK5xx from building and opening.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class SpikeEngine:
         kv_cache_memory: int | None = None,
         verify: bool = False,
         scheduling: SchedulingPolicy | None = None,
+        kv_tier: TierOptions | None = None,
     ) -> None:
         _require_device(device_map)
         for name, value in (
@@ -87,7 +90,7 @@ class SpikeEngine:
         if not is_engine(source):
             source = engine_for(source, quant_config, max_seq_len)
         options = LoadOptions(quant_config, max_seq_len, threads, kv_cache_memory, verify)
-        self._set_up(load_engine(source, options), max_num_tokens, scheduling)
+        self._set_up(load_engine(source, options), max_num_tokens, scheduling, kv_tier)
 
     @classmethod
     def from_loaded(
@@ -95,10 +98,11 @@ class SpikeEngine:
         loaded: LoadedEngine,
         max_num_tokens: int | None = None,
         scheduling: SchedulingPolicy | None = None,
+        kv_tier: TierOptions | None = None,
     ) -> Self:
         """An engine over parts that are there already (another executor, a test's model)."""
         engine = cls.__new__(cls)
-        engine._set_up(loaded, max_num_tokens, scheduling)
+        engine._set_up(loaded, max_num_tokens, scheduling, kv_tier)
         return engine
 
     def _set_up(
@@ -106,10 +110,11 @@ class SpikeEngine:
         loaded: LoadedEngine,
         max_num_tokens: int | None,
         scheduling: SchedulingPolicy | None,
+        kv_tier: TierOptions | None,
     ) -> None:
         self._loaded = loaded
         self._limits = loaded.session.limits
-        self._loop = BatchLoop(loaded.session, max_num_tokens, scheduling)
+        self._loop = BatchLoop(loaded.session, max_num_tokens, scheduling, kv_tier)
         self._lock = FairLock()
 
     @property

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..errors import SpikeError
 from .batch import Chunk, step_inputs
 from .blocks import BlockPool, BlockTable
+from .kv_tier import KvTier, TierOptions
 from .sampling import choose_rows
 from .scheduler import Scheduler, SchedulingPolicy, Share, step_shape
 from .sequence import Request
@@ -32,6 +33,7 @@ class BatchLoop:
         session: executes the steps.
         max_num_tokens: tokens of one step; None = the session's own limit.
         policy: of the scheduler.
+        tier: where evicted blocks go; None = nowhere.
         now: seconds of a clock that only goes forward (a simulation has its own).
     """
 
@@ -40,15 +42,21 @@ class BatchLoop:
         session: Session,
         max_num_tokens: int | None = None,
         policy: SchedulingPolicy | None = None,
+        tier: TierOptions | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._session = session
         limits = self._limits = session.limits
         most = limits.max_num_tokens
         self._budget = most if max_num_tokens is None else min(most, max_num_tokens)
-        shares = session.blocks is not None
-        self.pool = BlockPool(limits.num_blocks, limits.block_size, limits.recent_blocks, shares)
-        self.scheduler = Scheduler(self.pool, self._budget, limits.max_batch_size, policy)
+        blocks = session.blocks
+        sizes = limits.num_blocks, limits.block_size, limits.recent_blocks
+        self.pool = BlockPool(*sizes, shares=blocks is not None)
+        self._tier = KvTier(blocks, tier) if blocks is not None and tier is not None else None
+        if self._tier is not None:
+            self.pool.on_evict = self._tier.store
+        seats = limits.max_batch_size
+        self.scheduler = Scheduler(self.pool, self._budget, seats, policy, self._tier)
         self._now = now
         self._counters = Counters()
         self.closed = False
@@ -60,7 +68,7 @@ class BatchLoop:
 
     def stats(self) -> EngineStats:
         """Queues, blocks and counts as they are now."""
-        return self._counters.stats(self.scheduler, self.pool)
+        return self._counters.stats(self.scheduler, self.pool, self._tier)
 
     def add(self, request: Request) -> None:
         """Queue a request that has room (`require_room`).
@@ -99,6 +107,8 @@ class BatchLoop:
         self.closed = True
         for request in self._everybody():
             self.cancel(request)
+        if self._tier is not None:
+            self._tier.close()
 
     def sweep(self) -> None:
         """End the requests that nobody reads any more."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from .batch_window import BatchWindow, WindowPolicy
 from .blocks import BlockPool, BlockTable, Copies
 from .chunking import ChunkPolicy
+from .kv_tier import KvTier
 from .qos import QosPolicy
 from .sequence import Request
 from .step_cost import CostModel, StepShape, reads
@@ -55,6 +56,7 @@ class Scheduler:
         max_num_tokens: of one step.
         max_batch_size: sequences of one step.
         policy: see there.
+        tier: of evicted blocks, if there is one.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Scheduler:
         max_num_tokens: int,
         max_batch_size: int,
         policy: SchedulingPolicy | None = None,
+        tier: KvTier | None = None,
     ) -> None:
         self._pool = pool
+        self._tier = tier
         self._policy = policy or SchedulingPolicy()
         self._budget = max_num_tokens
         # No more than the budget: so every running request gets at least one token a step.
@@ -133,7 +137,9 @@ class Scheduler:
         if table.missing(start, size) + len(self.running) > self._pool.available:
             table.release()
             return None
-        table.grow(start, size)
+        if self._tier is not None and request.reuses_prefix:
+            self._tier.restore(self._pool, table, request.tokens, self.costs.cost)
+        table.grow(table.committed, size)
         return table
 
     def _displaced_by(self, request: Request) -> Request | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .blocks import BlockPool
+from .kv_tier import KvTier
 from .scheduler import Scheduler
 from .sequence import Request
 from .step_cost import StepShape
@@ -26,6 +27,8 @@ class EngineStats:
         tokens: computed in steps, so far.
         prompt_tokens: of requests that have come to their first token.
         cached_prompt_tokens: of these, found in the prefix cache.
+        tier_blocks: evicted blocks in the host's file.
+        tier_restored, tier_damaged: blocks read back so far, and found changed.
         batching_window: seconds an idle engine waits for company now.
     """
 
@@ -42,6 +45,9 @@ class EngineStats:
     tokens: int
     prompt_tokens: int
     cached_prompt_tokens: int
+    tier_blocks: int
+    tier_restored: int
+    tier_damaged: int
     batching_window: float
 
     @property
@@ -72,8 +78,8 @@ class Counters:
         self.prompt_tokens += request.prompt_tokens
         self.cached_prompt_tokens += request.cached_tokens
 
-    def stats(self, scheduler: Scheduler, pool: BlockPool) -> EngineStats:
-        """The counts beside what scheduler and pool hold now."""
+    def stats(self, scheduler: Scheduler, pool: BlockPool, tier: KvTier | None) -> EngineStats:
+        """The counts beside what scheduler, pool and tier hold now."""
         return EngineStats(
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
@@ -88,5 +94,8 @@ class Counters:
             tokens=self.tokens,
             prompt_tokens=self.prompt_tokens,
             cached_prompt_tokens=self.cached_prompt_tokens,
+            tier_blocks=0 if tier is None else len(tier),
+            tier_restored=0 if tier is None else tier.restored,
+            tier_damaged=0 if tier is None else tier.damaged,
             batching_window=scheduler.window.seconds,
         )

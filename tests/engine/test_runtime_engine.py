@@ -7,8 +7,10 @@ finds through the block table: a wrong slot, block, length or position changes e
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +21,11 @@ from spikeinfer import SpikeEngine, SpikeError
 from spikeinfer.runtime.batch_window import WindowPolicy
 from spikeinfer.runtime.block_bytes import BlockBytes
 from spikeinfer.runtime.chat import ChatTemplate
+from spikeinfer.runtime.kv_tier import TierOptions
 from spikeinfer.runtime.loading import LoadedEngine
 from spikeinfer.runtime.scheduler import SchedulingPolicy
 from spikeinfer.runtime.session import SessionLimits, StepInputs
+from spikeinfer.runtime.step_cost import CostModel, StepCost
 from spikeinfer.runtime.stream import TokenStream
 from spikeinfer.runtime.text_codec import TextCodec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -498,3 +502,65 @@ def test_an_idle_engine_waits_for_company_no_longer_than_its_window() -> None:
         thread.join(30)
     assert session.steps[-1].kv_lens.size == 2
     assert engine.stats().steps == 2
+
+
+def open_tiered(directory: Path, token_seconds: float, size: int = 1 << 20) -> SpikeEngine:
+    """A toy with room for little more than a sequence, and steps said to cost so much a token."""
+    loaded = open_toy(num_blocks=12)[0]._loaded
+    engine = SpikeEngine.from_loaded(loaded, kv_tier=TierOptions(directory, size))
+    model = engine._loop.scheduler.costs = CostModel(StepCost(0.0, token_seconds, 0.0, 0.0))
+    model.observe = lambda shape, seconds: None  # type: ignore[method-assign]
+    return engine
+
+
+def test_evicted_prefixes_come_back_from_a_file(tmp_path: Path) -> None:
+    engine = open_tiered(tmp_path, token_seconds=1.0)
+    first, second = [1] * 32, [2] * 32
+    for number, prompt in enumerate((first, second, first, second)):
+        done = engine.complete([*prompt, number], max_tokens=4)
+        assert done.token_ids == reference([*prompt, number], 4)
+        assert done.cached_tokens == (32 if number > 1 else 0)
+    stats = engine.stats()
+    assert stats.tier_restored >= 2
+    assert stats.tier_blocks > 0
+    assert not list(tmp_path.iterdir())  # the file has no name
+    engine.close()
+
+
+def test_a_flipped_bit_is_computed_again(tmp_path: Path) -> None:
+    engine = open_tiered(tmp_path, token_seconds=1.0)
+    first, second = [1] * 32, [2] * 32
+    for prompt in (first, second):
+        engine.complete([*prompt, 9], max_tokens=4)
+    tier = engine._loop._tier
+    assert tier is not None
+    key = next(key for key in engine._loop.pool.table().coming_keys([*first, 8]) if key in tier)
+    file, place = tier._file.fileno(), tier._slots[key][0] * 32
+    os.pwrite(file, bytes([os.pread(file, 1, place)[0] ^ 1]), place)
+    for prompt in (first, second, first):
+        done = engine.complete([*prompt, 8], max_tokens=4)
+        assert done.token_ids == reference([*prompt, 8], 4)
+    assert engine.stats().tier_damaged == 1
+
+
+def test_a_file_slower_than_computing_is_not_read(tmp_path: Path) -> None:
+    engine = open_tiered(tmp_path, token_seconds=1e-12)
+    for number in range(4):
+        prompt = [1 + number % 2] * 32 + [number]
+        assert engine.complete(prompt, max_tokens=4).token_ids == reference(prompt, 4)
+    assert engine.stats().tier_blocks > 0
+    assert engine.stats().tier_restored == 0
+
+
+def test_a_small_file_keeps_what_was_evicted_last(tmp_path: Path) -> None:
+    engine = open_tiered(tmp_path, token_seconds=1.0, size=3 * 32 + 5)
+    for number in range(8):
+        prompt = [1 + number % 3] * 32 + [number]
+        assert engine.complete(prompt, max_tokens=4).token_ids == reference(prompt, 4)
+    assert engine.stats().tier_blocks == 3
+
+
+def test_a_tier_that_can_not_be(tmp_path: Path) -> None:
+    for directory, size in ((tmp_path / "missing", 1 << 20), (tmp_path, 31)):
+        with pytest.raises(SpikeError, match="SPK618"):
+            open_tiered(directory, 1.0, size)
