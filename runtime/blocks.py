@@ -110,6 +110,10 @@ class BlockPool:
         if not self._owners[block]:
             self.cache.rest(block) if block in self.cache else self._blank.append(block)
 
+    def clear_cache(self) -> None:
+        """Forget all tokens: nobody finds a block any more; running sequences keep theirs."""
+        self._blank.extend(self.cache.clear())
+
     def _give_up_oldest(self) -> None:
         if not self.cache.resting:
             raise ValueError(f"all {self.num_blocks} blocks are owned")

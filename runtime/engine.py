@@ -152,6 +152,11 @@ class SpikeEngine:
         with self._lock:
             return self._loop.stats()
 
+    def clear_prefix_cache(self) -> None:
+        """Forget the tokens of all requests so far; running ones go on."""
+        with self._lock:
+            self._loop.clear_prefix_cache()
+
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> TokenStream:
         """Generate, text piece by text piece.
 

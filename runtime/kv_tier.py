@@ -140,6 +140,11 @@ class KvTier:
         self._learn((time.perf_counter() - started) / content.size)
         return True
 
+    def clear(self) -> None:
+        """Forget all blocks."""
+        self._free.extend(slot for slot, _ in self._slots.values())
+        self._slots.clear()
+
     def close(self) -> None:
         """Let go of the file."""
         self._slots.clear()

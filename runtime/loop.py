@@ -70,6 +70,12 @@ class BatchLoop:
         """Queues, blocks and counts as they are now."""
         return self._counters.stats(self.scheduler, self.pool, self._tier)
 
+    def clear_prefix_cache(self) -> None:
+        """Forget all blocks that nobody owns, also in the tier; nobody finds the others."""
+        self.pool.clear_cache()
+        if self._tier is not None:
+            self._tier.clear()
+
     def add(self, request: Request) -> None:
         """Queue a request that has room (`require_room`).
 

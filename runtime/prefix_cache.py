@@ -76,3 +76,10 @@ class PrefixCache:
         """Drop a block: its content is about to change."""
         self._resting.pop(block, None)
         del self._blocks[self._keys.pop(block)]
+
+    def clear(self) -> list[int]:
+        """Drop all blocks; returns those that nobody owns."""
+        resting = list(self._resting)
+        for record in (self._blocks, self._keys, self._resting):
+            record.clear()
+        return resting

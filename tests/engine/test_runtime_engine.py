@@ -554,10 +554,13 @@ def test_a_file_slower_than_computing_is_not_read(tmp_path: Path) -> None:
 
 def test_a_small_file_keeps_what_was_evicted_last(tmp_path: Path) -> None:
     engine = open_tiered(tmp_path, token_seconds=1.0, size=3 * 32 + 5)
-    for number in range(8):
+    for number in range(7):
         prompt = [1 + number % 3] * 32 + [number]
         assert engine.complete(prompt, max_tokens=4).token_ids == reference(prompt, 4)
     assert engine.stats().tier_blocks == 3
+    engine.clear_prefix_cache()
+    assert engine.stats().tier_blocks == engine.stats().blocks_cached == 0
+    assert engine.complete([1] * 32, max_tokens=1).cached_tokens == 0
 
 
 def test_a_tier_that_can_not_be(tmp_path: Path) -> None:

@@ -252,6 +252,19 @@ def test_the_end_of_the_longest_unused_text_is_given_up_first() -> None:
     assert pool.evicted == 2
 
 
+def test_a_cleared_cache_finds_nothing_and_takes_nothing_away() -> None:
+    pool, tokens = BlockPool(12, 4), list(range(9))
+    written(pool, tokens).release()
+    running = written(pool, [*tokens[:4], 50, 51, 52, 53, 54])
+    pool.clear_cache()
+    assert (pool.resting, pool.owned, pool.available) == (0, 3, 9)
+    assert pool.table().adopt(tokens) == 0
+    running.grow(9, 13)
+    running.commit([*tokens[:4], 50, 51, 52, 53, 54, 55, 56, 57, 58], 13)
+    running.release()
+    assert (pool.resting, pool.available) == (1, 12)  # the third block, committed since
+
+
 def test_a_pool_that_does_not_share() -> None:
     pool, tokens = BlockPool(12, 4, shares=False), list(range(9))
     table = written(pool, tokens)
