@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import SpikeError
 from .chat import Message
 from .loading import LoadedEngine
+from .qos import QOS, Qos
 from .sampling import SamplingParams
 from .sequence import Request
 from .text_codec import TextCodec
@@ -44,10 +45,14 @@ class RequestOptions(SamplingOptions, total=False):
     Attributes:
         chat: put the prompt (a user's text or a list of messages) through the chat template.
         template_variables: for the template: ``tools``, ``enable_thinking`` ...
+        priority: class of service, ``realtime``, ``interactive`` (default) or ``batch``.
+        cache_salt: prefixes are shared with requests of the same salt only.
     """
 
     chat: bool
     template_variables: Mapping[str, Any]
+    priority: Qos
+    cache_salt: str
 
 
 def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) -> Request:
@@ -59,6 +64,7 @@ def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) 
     rest = dict(options)
     chat = bool(rest.pop("chat", False))
     variables = cast("Mapping[str, Any]", rest.pop("template_variables", {}))
+    qos, salt = _service(rest.pop("priority", "interactive"), rest.pop("cache_salt", ""))
     params = SamplingParams(**cast(SamplingOptions, rest))
     limits, codec = engine.session.limits, engine.codec
     ids = checked_ids(prompt_ids(engine, prompt, chat, variables), limits.vocab_size)
@@ -69,7 +75,20 @@ def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) 
     # A chat answer is a text of its own; anything else continues the prompt's text.
     context = () if chat else ids[-CONTEXT_IDS:]
     detokenizer = codec.detokenizer(context) if codec else None
-    return Request(ids, params, limits.max_seq_len, engine.eos_ids, detokenizer)
+    return Request(ids, params, limits.max_seq_len, engine.eos_ids, detokenizer, qos, salt)
+
+
+def _service(priority: object, salt: object) -> tuple[Qos, str]:
+    if priority not in QOS:
+        raise SpikeError(
+            "SPK608",
+            "priority",
+            f"priority={priority!r} is none.",
+            f"Give one of {', '.join(QOS)}.",
+        )
+    if not isinstance(salt, str):
+        raise SpikeError("SPK608", "cache_salt", f"cache_salt={salt!r} is no text.", "Give a str.")
+    return priority, salt
 
 
 def prompt_ids(
