@@ -2,9 +2,14 @@
 
 engine.py       SpikeEngine                       stream.py         text pieces of one request
 prompts.py      what callers give -> a request    sequence.py       one request and its Completion
-loop.py         who takes part in the next step   batch.py          a step's arrays
-turn.py         one request's part of a step      sampling_params.py  what a request may ask
-blocks.py       KV blocks: who owns which         kv_pool.py        size and memory of the pool
+loop.py         runs the steps                    batch.py          a step's arrays
+scheduler.py    who takes part in the next step   qos.py            who goes first
+chunking.py     prompts beside decoding           step_cost.py      what a step costs
+batch_window.py waiting for company               stats.py          engine.stats()
+blocks.py       KV blocks: who owns which         prefix_cache.py   blocks found by their tokens
+kv_pool.py      size and memory of the pool       block_bytes.py    its bytes, block by block
+kv_tier.py      evicted blocks in a file          simulator.py      loads, simulated
+turn.py         a request's part of a step        sampling_params.py  what a request may ask
 session.py      the executor's interface          ort.py            ONNX Runtime: its options
 streaming_session.py, functional_session.py       the two engine interfaces
 sampling.py     the next tokens of a batch        logits.py         top-k, top-p, ... of a row
@@ -20,8 +25,21 @@ threads.py      how many cores                    fair_lock.py      first come, 
 from __future__ import annotations
 
 from .engine import SpikeEngine
+from .kv_tier import TierOptions
 from .logprobs import TokenLogprob
 from .sampling_params import SamplingParams
+from .scheduler import SchedulingPolicy
 from .sequence import Completion, Piece, Timings
+from .stats import EngineStats
 
-__all__ = ["Completion", "Piece", "SamplingParams", "SpikeEngine", "Timings", "TokenLogprob"]
+__all__ = [
+    "Completion",
+    "EngineStats",
+    "Piece",
+    "SamplingParams",
+    "SchedulingPolicy",
+    "SpikeEngine",
+    "TierOptions",
+    "Timings",
+    "TokenLogprob",
+]

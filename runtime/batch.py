@@ -19,7 +19,7 @@ class Chunk:
     Attributes:
         tokens: their ids, at least one.
         start: index of the first in its sequence = tokens already in the cache.
-        table: the sequence's blocks; it grows as needed.
+        table: the sequence's blocks; it has grown to `stop`.
         rows: which of the chunk's tokens need logits, as offsets into `tokens`.
     """
 
@@ -35,9 +35,7 @@ class Chunk:
 
 
 def step_inputs(chunks: Sequence[Chunk]) -> StepInputs:
-    """Lay the chunks one after the other. Takes the blocks they need."""
-    for chunk in chunks:
-        chunk.table.grow(chunk.stop)
+    """Lay the chunks one after the other."""
     starts = np.cumsum([0, *(len(chunk.tokens) for chunk in chunks)], dtype=np.int32)
     return StepInputs(
         tokens=_int32([token for chunk in chunks for token in chunk.tokens]),

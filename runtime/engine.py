@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..errors import ExitCode, SpikeError
 from .build_cache import engine_for, is_checkpoint, is_engine
 from .fair_lock import FairLock
+from .kv_tier import TierOptions
 from .loading import LoadedEngine, LoadOptions, load_engine
 from .loop import BatchLoop
 from .prompts import (
@@ -26,8 +27,10 @@ from .prompts import (
     require_count,
     too_long,
 )
+from .scheduler import SchedulingPolicy
 from .sequence import Completion
 from .session import engine_closed
+from .stats import EngineStats
 from .stream import TokenStream
 
 DEVICES = ("auto", "cpu")
@@ -51,11 +54,13 @@ class SpikeEngine:
         kv_cache_memory: bytes for the KV cache; None = room for the engine's `max_batch_size`
             sequences of full length, at most half of the machine's memory.
         verify: hash every byte of the engine before loading it.
+        scheduling: classes of service, prompt chunks, batching window; see docs/runtime.md.
+        kv_tier: a file for prefix blocks that the KV cache has no room for; None = none.
 
     Raises:
         SpikeError: SPK601 nothing to load at the path, SPK602 or SPK603 `quant_config`, SPK604
             device, SPK613 no compiler installed for a checkpoint, SPK614 model not loadable,
-            SPK615 KV memory, and SPK1xx to SPK5xx from building and opening.
+            SPK615 KV memory, SPK618 `kv_tier`, and SPK1xx to SPK5xx from building and opening.
     """
 
     def __init__(
@@ -70,6 +75,8 @@ class SpikeEngine:
         max_num_tokens: int | None = None,
         kv_cache_memory: int | None = None,
         verify: bool = False,
+        scheduling: SchedulingPolicy | None = None,
+        kv_tier: TierOptions | None = None,
     ) -> None:
         _require_device(device_map)
         for name, value in (
@@ -83,19 +90,31 @@ class SpikeEngine:
         if not is_engine(source):
             source = engine_for(source, quant_config, max_seq_len)
         options = LoadOptions(quant_config, max_seq_len, threads, kv_cache_memory, verify)
-        self._set_up(load_engine(source, options), max_num_tokens)
+        self._set_up(load_engine(source, options), max_num_tokens, scheduling, kv_tier)
 
     @classmethod
-    def from_loaded(cls, loaded: LoadedEngine, max_num_tokens: int | None = None) -> Self:
+    def from_loaded(
+        cls,
+        loaded: LoadedEngine,
+        max_num_tokens: int | None = None,
+        scheduling: SchedulingPolicy | None = None,
+        kv_tier: TierOptions | None = None,
+    ) -> Self:
         """An engine over parts that are there already (another executor, a test's model)."""
         engine = cls.__new__(cls)
-        engine._set_up(loaded, max_num_tokens)
+        engine._set_up(loaded, max_num_tokens, scheduling, kv_tier)
         return engine
 
-    def _set_up(self, loaded: LoadedEngine, max_num_tokens: int | None) -> None:
+    def _set_up(
+        self,
+        loaded: LoadedEngine,
+        max_num_tokens: int | None,
+        scheduling: SchedulingPolicy | None,
+        kv_tier: TierOptions | None,
+    ) -> None:
         self._loaded = loaded
         self._limits = loaded.session.limits
-        self._loop = BatchLoop(loaded.session, max_num_tokens)
+        self._loop = BatchLoop(loaded.session, max_num_tokens, scheduling, kv_tier)
         self._lock = FairLock()
 
     @property
@@ -127,6 +146,16 @@ class SpikeEngine:
     def has_chat_template(self) -> bool:
         """Whether ``chat=True`` works."""
         return self._loaded.template is not None
+
+    def stats(self) -> EngineStats:
+        """Queue lengths, KV blocks, prefix cache, steps: as they are now."""
+        with self._lock:
+            return self._loop.stats()
+
+    def clear_prefix_cache(self) -> None:
+        """Forget the tokens of all requests so far; running ones go on."""
+        with self._lock:
+            self._loop.clear_prefix_cache()
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> TokenStream:
         """Generate, text piece by text piece.

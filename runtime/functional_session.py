@@ -54,6 +54,11 @@ class FunctionalSession:
         """What this session can hold."""
         return self._limits
 
+    @property
+    def blocks(self) -> None:
+        """See `Session.blocks`: other states go with a sequence, and bits with the run's shape."""
+        return None
+
     def step(self, inputs: StepInputs) -> NDArray[np.float32]:
         """See `Session.step`."""
         rows = [self._run_one(inputs, b) for b in range(inputs.kv_lens.size)]

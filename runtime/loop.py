@@ -1,17 +1,13 @@
-"""The batch loop: who takes part in the next step, and what its logits mean for them.
+"""The batch loop: carries out what the scheduler decides, step by step.
 
-Iteration-level batching: sequences join and leave between steps. Every running sequence that only
-lacks its newest token gets it first; what is left of `max_num_tokens` goes to prompts, oldest
-first, in chunks. Waiting requests are let in in order, when the block pool can promise them room.
-
-Not thread-safe: `SpikeEngine` holds a lock around every call.
+Iteration-level batching: sequences join and leave between steps. Not thread-safe: `SpikeEngine`
+holds a lock around every call.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +15,12 @@ from numpy.typing import NDArray
 from ..errors import SpikeError
 from .batch import Chunk, step_inputs
 from .blocks import BlockPool, BlockTable
+from .kv_tier import KvTier, TierOptions
+from .scheduler import Scheduler, SchedulingPolicy
 from .sequence import Request
 from .session import Session, engine_closed, step_failed
-from .turn import Turn, settle
+from .stats import Counters, EngineStats
+from .turn import Turn, add_drafts, settle, turns_shape
 
 # Scored logits of one step: a chunk of 2,048 rows over 262,144 ids would be 2 GiB.
 SCORE_BYTES = 64 << 20
@@ -33,24 +32,49 @@ class BatchLoop:
     Args:
         session: executes the steps.
         max_num_tokens: tokens of one step; None = the session's own limit.
+        policy: of the scheduler.
+        tier: where evicted blocks go; None = nowhere.
+        now: seconds of a clock that only goes forward (a simulation has its own).
     """
 
-    def __init__(self, session: Session, max_num_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        max_num_tokens: int | None = None,
+        policy: SchedulingPolicy | None = None,
+        tier: TierOptions | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._session = session
-        self._limits = session.limits
-        most = self._limits.max_num_tokens
+        limits = self._limits = session.limits
+        most = limits.max_num_tokens
         self._budget = most if max_num_tokens is None else min(most, max_num_tokens)
-        self.pool = BlockPool(
-            self._limits.num_blocks, self._limits.block_size, self._limits.recent_blocks
-        )
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        blocks = session.blocks
+        sizes = limits.num_blocks, limits.block_size, limits.recent_blocks
+        self.pool = BlockPool(*sizes, shares=blocks is not None)
+        self._tier = KvTier(blocks, tier) if blocks is not None and tier is not None else None
+        if self._tier is not None:
+            self.pool.on_evict = self._tier.store
+        seats = limits.max_batch_size
+        self.scheduler = Scheduler(self.pool, self._budget, seats, policy, self._tier)
+        self._now = now
+        self._counters = Counters()
         self.closed = False
 
     @property
     def idle(self) -> bool:
         """Whether nobody waits or runs."""
-        return not self._waiting and not self._running
+        return not self.scheduler.waiting and not self.scheduler.running
+
+    def stats(self) -> EngineStats:
+        """Queues, blocks and counts as they are now."""
+        return self._counters.stats(self.scheduler, self.pool, self._tier)
+
+    def clear_prefix_cache(self) -> None:
+        """Forget all blocks that nobody owns, also in the tier; nobody finds the others."""
+        self.pool.clear_cache()
+        if self._tier is not None:
+            self._tier.clear()
 
     def add(self, request: Request) -> None:
         """Queue a request that has room (`require_room`).
@@ -59,8 +83,9 @@ class BatchLoop:
             SpikeError: SPK617, the loop was closed.
         """
         self._require_open()
-        request.clock.submitted = time.perf_counter()
-        self._waiting.append(request)
+        request.clock.submit(self._now)
+        self.scheduler.add(request)
+        self._counters.requests += 1
 
     def require_room(self, request: Request) -> None:
         """Check that the request can be let in at some time.
@@ -81,34 +106,33 @@ class BatchLoop:
     def cancel(self, request: Request) -> None:
         """End a request now; its blocks are free when this returns."""
         request.finish("cancelled")
-        self._forget_finished()
+        self.scheduler.forget_finished()
 
     def close(self) -> None:
         """End everybody and take nobody any more."""
         self.closed = True
-        for request in (*self._running, *self._waiting):
+        for request in self._everybody():
             self.cancel(request)
+        if self._tier is not None:
+            self._tier.close()
 
     def sweep(self) -> None:
         """End the requests that nobody reads any more."""
-        abandoned = [r for r in (*self._running, *self._waiting) if r.abandoned]
-        for request in abandoned:
-            self.cancel(request)
+        for request in self._everybody():
+            if request.abandoned:
+                self.cancel(request)
 
-    def step(self) -> None:
-        """Run one step for whoever takes part; nothing happens when idle."""
+    def step(self) -> float:
+        """Run one step for whoever takes part; nothing happens when idle.
+
+        Returns:
+            0, or seconds after which to call again: the batching window is open, and no step ran.
+        """
         self.sweep()
-        self._admit()
-        plan = self._plan()
-        if not plan:
-            return
-        try:
-            settle(plan, self._session.step(step_inputs([turn.chunk() for turn in plan])))
-        except Exception as error:  # whatever it was: a reader must never wait for ever
-            cause = f"{type(error).__name__}: {error}"
-            failure = error if isinstance(error, SpikeError) else step_failed(cause)
-            self._fail([turn.request for turn in plan], failure)
-        self._forget_finished()
+        delay = self.scheduler.hold(self._now())
+        if delay == 0.0:
+            self._advance()
+        return delay
 
     def score(self, tokens: Sequence[int], chunk_tokens: int | None = None) -> NDArray[np.float32]:
         """Logits at every position of `tokens`, float32 ``[T, V]``; other requests wait.
@@ -118,9 +142,10 @@ class BatchLoop:
             chunk_tokens: at most this many in one step; None = as many as pays.
         """
         self._require_open()
-        table = self._promise(len(tokens))
+        table = self._table(len(tokens))
         logits = np.empty((len(tokens), self._limits.vocab_size), np.float32)
-        size = min(self._budget, self._most_rows)
+        rows = max(1, SCORE_BYTES // (4 * self._limits.vocab_size))
+        size = min(self._budget, rows)
         size = size if chunk_tokens is None else min(size, chunk_tokens)
         try:
             for start in range(0, len(tokens), size):
@@ -131,9 +156,13 @@ class BatchLoop:
             table.release()
         return logits
 
-    def _promise(self, tokens: int) -> BlockTable:
+    def _everybody(self) -> list[Request]:
+        return [*self.scheduler.running, *self.scheduler.waiting]
+
+    def _table(self, tokens: int) -> BlockTable:
         """Room for `tokens` tokens, after as many steps of the others as that takes."""
-        while (table := self.pool.promise(tokens)) is None:
+        table = self.pool.table()
+        while table.missing(0, tokens) > self.pool.available:
             if self.idle:
                 raise SpikeError(
                     "SPK615",
@@ -142,55 +171,50 @@ class BatchLoop:
                     f"{self.pool.block_size} tokens.",
                     "Score a shorter text or give the engine a larger kv_cache_memory.",
                 )
-            self.step()
+            self.sweep()
+            self._advance()
+        table.grow(0, tokens)
         return table
 
-    def _admit(self) -> None:
-        # No more than the budget: so every running request gets at least one token a step.
-        most = min(self._limits.max_batch_size, self._budget)
-        while self._waiting and len(self._running) < most:
-            table = self.pool.promise(self._waiting[0].cache_tokens)
-            if table is None:
-                return
-            request = self._waiting.popleft()
-            request.table = table
-            request.clock.started = time.perf_counter()
-            self._running.append(request)
+    def _advance(self) -> None:
+        started = self._now()
+        plan = self.scheduler.plan(started)
+        if not plan:
+            return
+        turns = [Turn(share) for share in plan]
+        add_drafts(turns, self._budget, self._limits, self.pool)
+        shape = turns_shape(turns)
+        try:
+            settle(turns, self._run(turns))
+        except Exception as error:  # whatever it was: a reader must never wait for ever
+            cause = f"{type(error).__name__}: {error}"
+            failure = error if isinstance(error, SpikeError) else step_failed(cause)
+            self._fail([share.request for share in plan], failure)
+        self._observe_first_tokens(turns)
+        seconds = self._now() - started
+        self.scheduler.costs.observe(shape, seconds)
+        self._counters.count_step(shape, seconds)
+        self.scheduler.forget_finished()
 
-    @property
-    def _most_rows(self) -> int:
-        """Rows of logits that fit into `SCORE_BYTES`, at least one."""
-        return max(1, SCORE_BYTES // (4 * self._limits.vocab_size))
+    def _run(self, turns: Sequence[Turn]) -> NDArray[np.float32]:
+        copies = [pair for turn in turns for pair in turn.copies]
+        if copies and self._session.blocks is not None:
+            self._session.blocks.copy(copies)
+        return self._session.step(step_inputs([turn.chunk() for turn in turns]))
 
-    def _plan(self) -> list[Turn]:
-        """Who takes part with how many tokens: single tokens first, then chunks of prompts."""
-        plan: list[Turn] = []
-        left = self._budget
-        for request in sorted(self._running, key=lambda request: request.pending > 1):
-            count = min(request.pending, left)
-            if count == 0:
-                break
-            if request.next_prompt_logprob < request.prompt_tokens:
-                count = min(count, self._most_rows)
-            plan.append(Turn(request, count))
-            left -= count
-        load = self._budget - left
-        for turn in plan:
-            room = self._limits.draft_room(len(turn.request.tokens))
-            left -= turn.draft(min(left, room), load)
-        return plan
+    def _observe_first_tokens(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            clock = turn.request.clock
+            if turn.complete and clock.tokens and not turn.request.counted:
+                turn.request.counted = True
+                self._counters.count_prompt(turn.request)
+                self.scheduler.window.observe(clock.tokens[0] - clock.submitted)
 
     def _fail(self, requests: list[Request], error: SpikeError) -> None:
         """A failed step leaves the cache of its sequences unknown: they all end."""
         for request in requests:
             request.finish("error", error)
-        self._forget_finished()
 
     def _require_open(self) -> None:
         if self.closed:
             raise engine_closed()
-
-    def _forget_finished(self) -> None:
-        self._running = [request for request in self._running if not request.finished]
-        if any(request.finished for request in self._waiting):
-            self._waiting = deque(r for r in self._waiting if not r.finished)

@@ -13,6 +13,7 @@ from .chat import Message
 from .grammar import GrammarState
 from .loading import LoadedEngine
 from .prompt_lookup import PromptLookup
+from .qos import QOS, Qos
 from .sampling_params import SamplingParams, Speculative
 from .sequence import Request
 from .text_codec import TextCodec
@@ -21,6 +22,8 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 # More than a detokenizer looks back, special tokens among them or not.
 CONTEXT_IDS = 32
+# Logits of a prompt's tokens in one step, where all of them are wanted.
+PROMPT_LOGITS_BYTES = 64 << 20
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -57,10 +60,14 @@ class RequestOptions(SamplingOptions, total=False):
     Attributes:
         chat: put the prompt (a user's text or a list of messages) through the chat template.
         template_variables: for the template: ``tools``, ``enable_thinking`` ...
+        priority: class of service, ``realtime``, ``interactive`` (default) or ``batch``.
+        cache_salt: prefixes are shared with requests of the same salt only.
     """
 
     chat: bool
     template_variables: Mapping[str, Any]
+    priority: Qos
+    cache_salt: str
 
 
 def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) -> Request:
@@ -72,6 +79,7 @@ def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) 
     rest = dict(options)
     chat = bool(rest.pop("chat", False))
     variables = cast("Mapping[str, Any]", rest.pop("template_variables", {}))
+    qos, salt = _service(rest.pop("priority", "interactive"), rest.pop("cache_salt", ""))
     params = SamplingParams(**cast(SamplingOptions, rest))
     limits, codec = engine.session.limits, engine.codec
     if params.logit_bias:
@@ -81,12 +89,16 @@ def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) 
         raise too_long(len(ids), limits.max_seq_len, "to be continued by at least one token")
     if params.stop_strings:
         require_codec(engine, "stop strings")
-    grammar = _start_grammar(engine, params)
     # A chat answer is a text of its own; anything else continues the prompt's text.
     context = () if chat else ids[-CONTEXT_IDS:]
     detokenizer = codec.detokenizer(context) if codec else None
-    lookup = PromptLookup.start(params, limits)
-    return Request(ids, params, limits.max_seq_len, engine.eos_ids, detokenizer, grammar, lookup)
+    grammar, lookup = _start_grammar(engine, params), PromptLookup.start(params, limits)
+    request = Request(
+        ids, params, limits.max_seq_len, engine.eos_ids, detokenizer, qos, salt, grammar, lookup
+    )
+    if params.prompt_logprobs is not None:
+        request.most_tokens = max(1, PROMPT_LOGITS_BYTES // (4 * limits.vocab_size))
+    return request
 
 
 def _start_grammar(engine: LoadedEngine, params: SamplingParams) -> GrammarState | None:
@@ -95,6 +107,19 @@ def _start_grammar(engine: LoadedEngine, params: SamplingParams) -> GrammarState
     require_codec(engine, "structured output")
     assert engine.grammars is not None  # there is a tokenizer
     return engine.grammars.start(params)
+
+
+def _service(priority: object, salt: object) -> tuple[Qos, str]:
+    if priority not in QOS:
+        raise SpikeError(
+            "SPK608",
+            "priority",
+            f"priority={priority!r} is none.",
+            f"Give one of {', '.join(QOS)}.",
+        )
+    if not isinstance(salt, str):
+        raise SpikeError("SPK608", "cache_salt", f"cache_salt={salt!r} is no text.", "Give a str.")
+    return priority, salt
 
 
 def prompt_ids(

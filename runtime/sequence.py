@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import SpikeError
@@ -14,6 +14,7 @@ from .detokenizer import StreamingDetokenizer
 from .grammar import GrammarState
 from .logprobs import TokenLogprob
 from .prompt_lookup import PromptLookup, Speculation
+from .qos import Qos
 from .sampling import Choice, Sampler
 from .sampling_params import SamplingParams
 from .stop import StopMatcher
@@ -29,11 +30,13 @@ class Timings:
         queue: from submission to the first step it took part in.
         prefill: from there to its first token.
         decode: from its first token to its last.
+        tokens: of each generated token, from submission to when it was chosen.
     """
 
     queue: float
     prefill: float
     decode: float
+    tokens: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Completion:
         prompt_tokens: length of the prompt.
         timings: where the time went.
         error: why, when the reason is ``error``.
+        cached_tokens: of the prompt, those found in the prefix cache.
+        preemptions: how often it lost its place in the cache and was computed again.
         logprobs: of each of `token_ids`; None unless asked for.
         prompt_logprobs: of each token of the prompt, None for the first, before which there is
             nothing; None unless asked for.
@@ -60,6 +65,8 @@ class Completion:
     prompt_tokens: int
     timings: Timings
     error: SpikeError | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     speculation: Speculation | None = None
@@ -80,20 +87,33 @@ class Piece:
     logprobs: list[TokenLogprob]
 
 
-@dataclass
 class Clock:
-    """Moments of a request, `time.perf_counter` seconds; 0 = not yet."""
+    """Moments of a request, seconds of the loop's clock; None = not yet."""
 
-    submitted: float = field(default_factory=time.perf_counter)
-    started: float = 0.0
-    first_token: float = 0.0
-    finished: float = 0.0
+    def __init__(self) -> None:
+        self.now: Callable[[], float] = time.perf_counter
+        self.submitted = self.now()
+        self.started: float | None = None
+        self.finished: float | None = None
+        self.tokens: list[float] = []
+
+    def submit(self, now: Callable[[], float]) -> None:
+        """The request enters the queue; from here on this is its clock."""
+        self.now = now
+        self.submitted = now()
+        self.tokens = [self.submitted] * len(self.tokens)  # those a grammar forced already
+
+    def start(self, now: float) -> None:
+        """It takes part for the first time; later times change nothing."""
+        self.started = now if self.started is None else self.started
 
     def timings(self) -> Timings:
         """The spans between the moments; a span that never began is 0."""
-        end = self.finished or time.perf_counter()
-        started, first = self.started or end, self.first_token or end
-        return Timings(started - self.submitted, first - started, end - first)
+        end = self.now() if self.finished is None else self.finished
+        started = end if self.started is None else self.started
+        first = self.tokens[0] if self.tokens else end
+        since = tuple(moment - self.submitted for moment in self.tokens)
+        return Timings(started - self.submitted, max(0.0, first - started), end - first, since)
 
 
 class Request:
@@ -105,6 +125,8 @@ class Request:
         limit: most tokens of prompt and output together.
         eos_ids: ids that end the text unless `params.ignore_eos`.
         detokenizer: None when the engine has no tokenizer: then there is no text.
+        qos: its class of service.
+        cache_salt: prefixes are shared with requests of the same salt only.
         grammar: what the text may be, at its beginning; what it forces there has already come when
             the request is made.
         lookup: where drafts come from; None = there are none.
@@ -117,6 +139,8 @@ class Request:
         limit: int,
         eos_ids: Collection[int],
         detokenizer: StreamingDetokenizer | None,
+        qos: Qos = "interactive",
+        cache_salt: str = "",
         grammar: GrammarState | None = None,
         lookup: PromptLookup | None = None,
     ) -> None:
@@ -126,7 +150,17 @@ class Request:
         wanted = limit if params.max_tokens is None else self.prompt_tokens + params.max_tokens
         self.limit = min(limit, wanted)
         self.computed = 0  # tokens whose K and V are in the cache
-        self.table: BlockTable | None = None  # given on admission
+        self.table: BlockTable | None = None  # while it runs
+        self.qos: Qos = qos
+        self.cache_salt = cache_salt
+        # False: every token's logits are wanted.
+        self.reuses_prefix = params.prompt_logprobs is None
+        self.most_tokens = limit  # of a step
+        self.rank = (0.0, 0)  # the scheduler's
+        self._known = 0  # tokens it had when it was let in
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.counted = False  # in the engine's numbers, once it has a token
         self.lookup = lookup
         self.sampler = Sampler(params, self.tokens, grammar)
         self.clock = Clock()
@@ -153,26 +187,60 @@ class Request:
         return len(self.tokens) - self.computed
 
     @property
+    def catching_up(self) -> bool:
+        """Whether tokens it came with are still to be computed: a prompt, or all before a
+        pre-emption. Its table has room for them."""
+        return self.computed < self._known
+
+    @property
     def cache_tokens(self) -> int:
         """Most tokens it can have in the cache: the last one generated never gets there."""
         return self.limit - 1
 
     @property
     def next_prompt_logprob(self) -> int:
-        """Index of the first token of the prompt whose log probability is wanted and missing."""
-        if self.params.prompt_logprobs is None:
-            return len(self.tokens)
+        """Index of the first token of the prompt whose log probability is wanted and missing; with
+        none, one behind all known tokens."""
         known = len(self.prompt_logprobs)
-        return known if known < self.prompt_tokens else len(self.tokens)
+        if self.params.prompt_logprobs is None or known == self.prompt_tokens:
+            return len(self.tokens)
+        return known
 
     @property
     def finished(self) -> bool:
         """Whether no more tokens will come."""
         return self.finish_reason is not None
 
+    def enter_cache(self, table: BlockTable, now: float) -> None:
+        """It runs from now on, with these blocks: room for all its tokens, some computed."""
+        self.table, self.computed = table, table.committed
+        self._known = len(self.tokens)
+        if self.clock.started is None:
+            self.cached_tokens = self.computed
+        self.clock.start(now)
+
+    def give_up_cache(self) -> None:
+        """It runs no more: its blocks go back, its tokens have to be computed again."""
+        assert self.table is not None
+        self.table.release()
+        self.table, self.computed = None, 0
+        self.preemptions += 1
+
+    def skip_known(self) -> None:
+        """Pass over prompt tokens that somebody else has computed since it was let in."""
+        if self.table is not None and self.reuses_prefix and self.computed == self.table.committed:
+            known = self.table.adopt(self.tokens)
+            self.cached_tokens += 0 if self.preemptions else known - self.computed
+            self.computed = known
+
+    def advance(self, count: int) -> None:
+        """The next `count` tokens are in the cache for good."""
+        self.computed += count
+        if self.table is not None:
+            self.table.commit(self.tokens, self.computed)
+
     def accept(self, choice: Choice) -> None:
         """Take a generated token, and what the grammar forces after it; may finish the request."""
-        self.clock.first_token = self.clock.first_token or time.perf_counter()
         self._take(choice)
         self._take_forced()
 
@@ -195,6 +263,7 @@ class Request:
 
     def _take(self, choice: Choice) -> None:
         token = choice.token
+        self.clock.tokens.append(self.clock.now())
         self.tokens.append(token)
         if choice.logprob is not None:
             self.logprobs.append(choice.logprob)
@@ -222,8 +291,9 @@ class Request:
             self._add_piece("")
         if self.table is not None:
             self.table.release()
+            self.table = None
         self.finish_reason, self.error = reason, error
-        self.clock.finished = time.perf_counter()
+        self.clock.finished = self.clock.now()
 
     def completion(self) -> Completion:
         """What has come so far; final once `finished`."""
@@ -234,9 +304,11 @@ class Request:
             prompt_tokens=self.prompt_tokens,
             timings=self.clock.timings(),
             error=self.error,
+            cached_tokens=self.cached_tokens,
+            preemptions=self.preemptions,
             logprobs=None if self.params.logprobs is None else list(self.logprobs),
             prompt_logprobs=self._known_prompt_logprobs(),
-            speculation=self.lookup.result if self.lookup else None,
+            speculation=None if self.lookup is None else self.lookup.result,
         )
 
     def _known_prompt_logprobs(self) -> list[TokenLogprob | None] | None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ExitCode, SpikeError
+from .block_bytes import BlockBytes
 
 IntRow = NDArray[np.int32]
 
@@ -80,6 +81,15 @@ class Session(Protocol):
     @property
     def limits(self) -> SessionLimits:
         """What this session can hold."""
+        ...
+
+    @property
+    def blocks(self) -> BlockBytes | None:
+        """The pools' memory, where a full block depends on nothing but the tokens up to its end.
+
+        With the same bits however they came into it: then sequences that begin alike may share it.
+        None: a block is worth nothing outside its sequence.
+        """
         ...
 
     def step(self, inputs: StepInputs) -> NDArray[np.float32]:

@@ -6,6 +6,7 @@ side by side (in one thread or several) share their steps.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
@@ -58,11 +59,7 @@ class TokenStream(Iterator[str]):
     def _next_piece(self) -> Piece | None:
         request = self._request
         while not request.pieces and not request.finished:
-            with self._lock:
-                self.submit_locked()
-                # Another reader's step may have served this one meanwhile.
-                if not request.pieces and not request.finished:
-                    self._loop.step()
+            self._advance(until_piece=True)
         if request.pieces:
             return request.pieces.popleft()
         if request.error is not None:
@@ -72,10 +69,17 @@ class TokenStream(Iterator[str]):
     def run(self) -> None:
         """Run to the end; the pieces stay to be read."""
         while not self._request.finished:
-            with self._lock:
-                self.submit_locked()
-                if not self._request.finished:
-                    self._loop.step()
+            self._advance(until_piece=False)
+
+    def _advance(self, until_piece: bool) -> None:
+        """Run a step, unless another reader's step has served this one meanwhile."""
+        request, delay = self._request, 0.0
+        with self._lock:
+            self.submit_locked()
+            if not request.finished and not (until_piece and request.pieces):
+                delay = self._loop.step()
+        if delay:
+            time.sleep(delay)  # the batching window: others may join
 
     def submit_locked(self) -> None:
         """Join the batch, once; the caller holds the lock."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..compiler.engine.config import EngineConfig
+from .block_bytes import BlockBytes
 from .kv_pool import pool_memory
 from .ort import open_session, require_names, sentence
 from .session import SessionLimits, StepInputs, step_failed
@@ -59,11 +60,17 @@ class StreamingSession:
         for state in states:
             shape = (limits.num_blocks, limits.block_size, state.kv_heads, state.row_bytes)
             self._bind_pool(state.input, state.output, shape)
+        self._blocks: BlockBytes | None = BlockBytes(self._pools, limits.num_blocks)
 
     @property
     def limits(self) -> SessionLimits:
         """What this session can hold."""
         return self._limits
+
+    @property
+    def blocks(self) -> BlockBytes | None:
+        """See `Session.blocks`: the kernels keep to that, for every cache format."""
+        return self._blocks
 
     def step(self, inputs: StepInputs) -> NDArray[np.float32]:
         """See `Session.step`."""
@@ -83,6 +90,7 @@ class StreamingSession:
         """Let go of the model and the pools."""
         self._binding = None
         self._session = None
+        self._blocks = None
         self._pools.clear()
         self._staged.clear()
 

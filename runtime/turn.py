@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from ..errors import SpikeError
 from .batch import Chunk
+from .blocks import BlockPool
 from .logprobs import token_logprobs
 from .sampling import Choice, choose_rows, unusable
-from .sequence import Request
+from .scheduler import Share
+from .session import SessionLimits
+from .step_cost import StepShape, reads
 
 FloatRows = NDArray[np.float32]
 
@@ -21,8 +24,7 @@ class Turn:
     """What one request does in one step.
 
     Args:
-        request: running, with a table.
-        count: how many of its known tokens are computed, 1 <= count <= `request.pending`.
+        share: what the scheduler gave it.
 
     Attributes:
         tokens: ids of its part of the step.
@@ -30,37 +32,44 @@ class Turn:
         rows: which of its tokens need logits, as offsets.
         prompt_rows: how many of `rows`, the first ones, are about tokens of the prompt.
         drafts: tokens behind the known ones that may prove right; part of `tokens`.
+        copies: blocks to copy before the step.
     """
 
-    def __init__(self, request: Request, count: int) -> None:
-        self.request = request
-        self.count = count
+    def __init__(self, share: Share) -> None:
+        self.request = request = share.request
+        self.count, self.complete = share.count, share.completes
+        self.copies = list(share.copies)
         start = request.computed
-        self.tokens = request.tokens[start : start + count]
-        self.complete = count == request.pending
-        last = count - 1 if self.complete else count
+        self.tokens = request.tokens[start : start + self.count]
+        last = self.count - 1 if self.complete else self.count
         # Row t is about token t + 1.
         first = min(max(request.next_prompt_logprob - 1 - start, 0), last)
-        self.rows = range(first, len(self.tokens))
+        self.rows = range(first, self.count)
         self.prompt_rows = last - first
         self.drafts: list[int] = []
-
-    def draft(self, most: int, load: int) -> int:
-        """Add drafts, at most so many, and return how many. See `PromptLookup.propose`."""
-        request = self.request
-        if request.lookup is None or not self.complete:
-            return 0
-        room = min(most, request.limit - 1 - len(request.tokens))
-        shared = load if request.params.speculative == "auto" else 1
-        self.drafts = request.lookup.propose(request.tokens, room, shared)
-        self.tokens = [*self.tokens, *self.drafts]
-        self.rows = range(self.rows.start, len(self.tokens))
-        return len(self.drafts)
 
     def chunk(self) -> Chunk:
         """Its part of the step's arrays."""
         assert self.request.table is not None  # running requests were admitted
         return Chunk(self.tokens, self.request.computed, self.request.table, self.rows)
+
+    def draft(self, most: int, load: int, pool: BlockPool) -> int:
+        """Add drafts, at most so many, and return how many. See `PromptLookup.propose`.
+
+        Nobody is pre-empted for them: without a block for them there are none.
+        """
+        request, start = self.request, self.request.computed
+        if request.lookup is None or request.table is None or not self.complete:
+            return 0
+        shared = load if request.params.speculative == "auto" else 1
+        drafts = request.lookup.propose(request.tokens, most, shared)
+        stop = start + self.count + len(drafts)
+        if not drafts or request.table.missing(start, stop) > pool.available:
+            return 0
+        self.copies += request.table.grow(start, stop)
+        self.drafts, self.tokens = drafts, [*self.tokens, *drafts]
+        self.rows = range(self.rows.start, len(self.tokens))
+        return len(drafts)
 
     def take_prompt(self, rows: FloatRows) -> None:
         """Log probabilities of tokens of the prompt from their `prompt_rows` rows."""
@@ -86,12 +95,32 @@ class Turn:
             request.finish("error", choice)
             return False
         right = depth < len(self.drafts) and choice.token == self.drafts[depth]
-        request.computed += right  # its K and V are in the cache already
         request.accept(choice)
+        if right:
+            request.advance(1)  # its K and V are in the cache already
         goes_on = right and not request.finished
         if self.drafts and request.lookup is not None and not goes_on:
             request.lookup.record(len(self.drafts), depth + right)
         return goes_on
+
+
+def add_drafts(turns: Sequence[Turn], budget: int, limits: SessionLimits, pool: BlockPool) -> None:
+    """Fill what the step's budget of tokens leaves with drafts of those who may have them."""
+    load = sum(turn.count for turn in turns)
+    left = budget - load
+    for turn in turns:
+        known = len(turn.request.tokens)
+        room = min(left, limits.draft_room(known), turn.request.cache_tokens - known)
+        left -= turn.draft(room, load, pool)
+
+
+def turns_shape(turns: Sequence[Turn]) -> StepShape:
+    """What the step of these turns costs by."""
+    return StepShape(
+        tokens=sum(len(turn.tokens) for turn in turns),
+        rows=sum(len(turn.rows) for turn in turns),
+        reads=sum(reads(len(turn.tokens), turn.request.computed) for turn in turns),
+    )
 
 
 def settle(turns: Sequence[Turn], logits: FloatRows) -> None:
@@ -106,7 +135,7 @@ def settle(turns: Sequence[Turn], logits: FloatRows) -> None:
     for turn in turns:
         start, end = end, end + len(turn.rows)
         turn.take_prompt(logits[start : start + turn.prompt_rows])
-        turn.request.computed += turn.count
+        turn.request.advance(turn.count)
         if turn.complete and not turn.request.finished:
             active.append((turn, start + turn.prompt_rows))
     depth = 0

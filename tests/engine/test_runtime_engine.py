@@ -7,8 +7,10 @@ finds through the block table: a wrong slot, block, length or position changes e
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from spikeinfer import SpikeEngine, SpikeError
+from spikeinfer.runtime.batch_window import WindowPolicy
+from spikeinfer.runtime.block_bytes import BlockBytes
 from spikeinfer.runtime.chat import ChatTemplate
+from spikeinfer.runtime.kv_tier import TierOptions
 from spikeinfer.runtime.loading import LoadedEngine
+from spikeinfer.runtime.scheduler import SchedulingPolicy
 from spikeinfer.runtime.session import SessionLimits, StepInputs
+from spikeinfer.runtime.step_cost import CostModel, StepCost
 from spikeinfer.runtime.stream import TokenStream
 from spikeinfer.runtime.text_codec import TextCodec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -36,6 +43,7 @@ class ToySession:
         sizes = {"max_num_tokens": 16, "max_batch_size": 4, "max_seq_len": 40, "num_blocks": 40}
         self.limits = SessionLimits(vocab_size=VOCAB, block_size=4, **{**sizes, **limits})
         self.pool = np.full(self.limits.num_blocks * 4, -1, np.int64)
+        self.blocks = BlockBytes([self.pool.view(np.uint8)], self.limits.num_blocks)
         self.steps: list[StepInputs] = []
         self.closed = False
         self.pause = 0.0  # seconds in which other threads run, as they do while kernels compute
@@ -142,7 +150,7 @@ def test_a_batch_gives_each_what_it_gets_alone(chunk: int, blocks: int) -> None:
     assert [c.token_ids for c in done] == [reference(p, 7) for p in prompts]
     assert any(step.kv_lens.size > 1 for step in session.steps)
     assert engine._loop.pool.owned == 0
-    assert engine._loop.pool.unpromised == blocks
+    assert engine._loop.pool.available == blocks
 
 
 def test_a_seed_gives_one_text_alone_and_in_a_batch() -> None:
@@ -298,7 +306,7 @@ def test_any_order_of_opening_reading_and_closing(
         assert done.token_ids == expected
         assert done.finish_reason in ("length", "cancelled")
     assert engine._loop.pool.owned == 0
-    assert engine._loop.pool.unpromised == blocks
+    assert engine._loop.pool.available == blocks
 
 
 def test_a_dropped_stream_is_swept_before_the_next_step() -> None:
@@ -387,3 +395,175 @@ def test_timings_and_close() -> None:
     for call in (lambda: engine.complete([1]), lambda: next(unread), lambda: engine.score([1])):
         with pytest.raises(SpikeError, match="SPK617"):
             call()
+
+
+def test_many_long_requests_in_a_small_pool() -> None:
+    """64 requests of 38 tokens in room for one of them and a half: all end, with their tokens."""
+    engine, _ = open_toy(num_blocks=15, max_batch_size=8)
+    prompts = [[i % 32, i // 32 + 1] for i in range(64)]
+    done = engine.generate_batch(prompts, max_tokens=36)
+    assert [c.token_ids for c in done] == [reference(p, 36) for p in prompts]
+    stats = engine.stats()
+    assert stats.preemptions == sum(c.preemptions for c in done) > 0
+    assert (stats.waiting, stats.running, stats.blocks_owned) == (0, 0, 0)
+    assert stats.blocks_free + stats.blocks_cached == 15
+
+
+def test_a_prefix_is_computed_once_and_kept_from_other_salts() -> None:
+    engine, session = open_toy(max_num_tokens=40)
+    prompt = list(range(30))
+    first = engine.complete([*prompt, 1], max_tokens=6)
+    again = engine.complete([*prompt, 2], max_tokens=6)
+    other = engine.complete([*prompt, 2], max_tokens=6, cache_salt="another tenant")
+    assert [c.cached_tokens for c in (first, again, other)] == [0, 28, 0]
+    assert first.token_ids == reference([*prompt, 1], 6)
+    assert again.token_ids == other.token_ids == reference([*prompt, 2], 6)
+    follow_up = [*prompt, 2, *again.token_ids]  # the answer's blocks are known as well
+    assert engine.complete(follow_up, max_tokens=1).cached_tokens == 36
+    assert engine.stats().cached_prompt_tokens == 28 + 36
+    assert engine.stats().hit_rate == (28 + 36) / (3 * 31 + 37)
+    assert sum(step.tokens.size for step in session.steps) == engine.stats().tokens
+
+
+def test_a_session_that_does_not_share_computes_everything() -> None:
+    engine, session = open_toy()
+    session.blocks = None  # type: ignore[assignment]
+    engine = SpikeEngine.from_loaded(engine._loaded)
+    for _ in range(2):
+        done = engine.complete([1] * 30, max_tokens=4)
+        assert (done.token_ids, done.cached_tokens) == (reference([1] * 30, 4), 0)
+    assert engine.stats().blocks_cached == 0
+
+
+def test_serving_copies_no_block() -> None:
+    engine, session = open_toy(num_blocks=12)
+    session.blocks.copy = lambda copies: pytest.fail(f"{copies} were copied")  # type: ignore
+    engine.generate_batch([[i] * 5 for i in range(4)] + [[0] * 5], max_tokens=30)
+    assert engine.stats().preemptions > 0
+
+
+def test_the_life_of_a_request_in_numbers() -> None:
+    engine, _ = open_toy()
+    with engine.stream([1] * 20, max_tokens=8) as stream:
+        next(stream)
+        now = engine.stats()
+        assert (now.waiting, now.running, now.requests) == (0, 1, 1)
+        assert (now.steps, now.tokens) == (1 + len(stream.completion.token_ids), now.steps + 18)
+        assert now.blocks_owned == 6
+        assert stream.completion.finish_reason == "cancelled"  # so far
+    assert engine.stats().running == engine.stats().blocks_owned == 0
+    done = engine.complete([2] * 20, max_tokens=8)
+    moments = done.timings.tokens
+    assert len(moments) == 8
+    assert list(moments) == sorted(moments)
+    assert moments[0] == pytest.approx(done.timings.queue + done.timings.prefill)
+    assert moments[-1] == pytest.approx(sum((moments[0], done.timings.decode)), abs=0.01)
+
+
+@pytest.mark.parametrize("option", [{"priority": "urgent"}, {"cache_salt": 7}])
+def test_bad_options_of_service(option: dict[str, object]) -> None:
+    engine, _ = open_toy()
+    with pytest.raises(SpikeError, match=next(iter(option))) as caught:
+        engine.stream([1], **option)
+    assert caught.value.code == "SPK608"
+
+
+def test_a_realtime_request_goes_before_batch_ones() -> None:
+    engine, _ = open_toy(max_batch_size=1)
+    slow = [engine.stream([i], max_tokens=20, priority="batch") for i in range(2)]
+    for stream in slow:
+        stream.submit_locked()
+    engine._loop.step()
+    fast = engine.complete([9], max_tokens=5, priority="realtime")
+    assert fast.token_ids == reference([9], 5)
+    assert engine.stats().preemptions == 1
+    assert [len(stream.completion.token_ids) for stream in slow] == [1, 0]
+    for number, stream in enumerate(slow):
+        stream.run()
+        assert stream.completion.token_ids == reference([number], 20)
+
+
+def test_an_idle_engine_waits_for_company_no_longer_than_its_window() -> None:
+    engine, session = open_toy()
+    window = WindowPolicy(objective=10.0, least=0.2, most=0.2)
+    engine = SpikeEngine.from_loaded(engine._loaded, scheduling=SchedulingPolicy(window=window))
+    alone = engine.complete([1], max_tokens=1)
+    assert alone.timings.queue >= 0.2
+    barrier, results = threading.Barrier(2), []
+
+    def ask(token: int) -> None:
+        barrier.wait()
+        results.append(engine.complete([token], max_tokens=1))
+
+    threads = [threading.Thread(target=ask, args=(token,)) for token in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert session.steps[-1].kv_lens.size == 2
+    assert engine.stats().steps == 2
+
+
+def open_tiered(directory: Path, token_seconds: float, size: int = 1 << 20) -> SpikeEngine:
+    """A toy with room for little more than a sequence, and steps said to cost so much a token."""
+    loaded = open_toy(num_blocks=12)[0]._loaded
+    engine = SpikeEngine.from_loaded(loaded, kv_tier=TierOptions(directory, size))
+    model = engine._loop.scheduler.costs = CostModel(StepCost(0.0, token_seconds, 0.0, 0.0))
+    model.observe = lambda shape, seconds: None  # type: ignore[method-assign]
+    return engine
+
+
+def test_evicted_prefixes_come_back_from_a_file(tmp_path: Path) -> None:
+    engine = open_tiered(tmp_path, token_seconds=1.0)
+    first, second = [1] * 32, [2] * 32
+    for number, prompt in enumerate((first, second, first, second)):
+        done = engine.complete([*prompt, number], max_tokens=4)
+        assert done.token_ids == reference([*prompt, number], 4)
+        assert done.cached_tokens == (32 if number > 1 else 0)
+    stats = engine.stats()
+    assert stats.tier_restored >= 2
+    assert stats.tier_blocks > 0
+    assert not list(tmp_path.iterdir())  # the file has no name
+    engine.close()
+
+
+def test_a_flipped_bit_is_computed_again(tmp_path: Path) -> None:
+    engine = open_tiered(tmp_path, token_seconds=1.0)
+    first, second = [1] * 32, [2] * 32
+    for prompt in (first, second):
+        engine.complete([*prompt, 9], max_tokens=4)
+    tier = engine._loop._tier
+    assert tier is not None
+    key = next(key for key in engine._loop.pool.table().coming_keys([*first, 8]) if key in tier)
+    file, place = tier._file.fileno(), tier._slots[key][0] * 32
+    os.pwrite(file, bytes([os.pread(file, 1, place)[0] ^ 1]), place)
+    for prompt in (first, second, first):
+        done = engine.complete([*prompt, 8], max_tokens=4)
+        assert done.token_ids == reference([*prompt, 8], 4)
+    assert engine.stats().tier_damaged == 1
+
+
+def test_a_file_slower_than_computing_is_not_read(tmp_path: Path) -> None:
+    engine = open_tiered(tmp_path, token_seconds=1e-12)
+    for number in range(4):
+        prompt = [1 + number % 2] * 32 + [number]
+        assert engine.complete(prompt, max_tokens=4).token_ids == reference(prompt, 4)
+    assert engine.stats().tier_blocks > 0
+    assert engine.stats().tier_restored == 0
+
+
+def test_a_small_file_keeps_what_was_evicted_last(tmp_path: Path) -> None:
+    engine = open_tiered(tmp_path, token_seconds=1.0, size=3 * 32 + 5)
+    for number in range(7):
+        prompt = [1 + number % 3] * 32 + [number]
+        assert engine.complete(prompt, max_tokens=4).token_ids == reference(prompt, 4)
+    assert engine.stats().tier_blocks == 3
+    engine.clear_prefix_cache()
+    assert engine.stats().tier_blocks == engine.stats().blocks_cached == 0
+    assert engine.complete([1] * 32, max_tokens=1).cached_tokens == 0
+
+
+def test_a_tier_that_can_not_be(tmp_path: Path) -> None:
+    for directory, size in ((tmp_path / "missing", 1 << 20), (tmp_path, 31)):
+        with pytest.raises(SpikeError, match="SPK618"):
+            open_tiered(directory, 1.0, size)

@@ -185,10 +185,10 @@ def test_the_functional_engine_behind_the_same_interface(functional: Path, chunk
 def test_the_functional_engine_keeps_sequences_apart(functional: Path) -> None:
     with SpikeEngine(functional, threads=1) as engine:
         session, pool = engine._loaded.session, BlockPool(20, BLOCK)
-        tables = [pool.promise(16), pool.promise(16)]
-        assert all(tables)
+        tables = [pool.table(), pool.table()]
         for start, stop in ((0, 3), (3, 7)):
             index = range(start, stop)
+            assert [table.grow(start, stop) for table in tables] == [[], []]
             chunks = [
                 Chunk([k for _ in index], start, table, [stop - start - 1])
                 for k, table in zip((1, 2), tables, strict=True)
@@ -199,8 +199,8 @@ def test_the_functional_engine_keeps_sequences_apart(functional: Path) -> None:
 
 def test_a_step_that_fails_is_a_runtime_error(streaming: Path) -> None:
     with SpikeEngine(streaming, threads=1) as engine:
-        table = BlockPool(1000, BLOCK).promise(4)
-        assert table is not None
+        table = BlockPool(1000, BLOCK).table()
+        table.grow(0, 1)
         inputs = step_inputs([Chunk([1], 0, table, [0])])
         inputs.slots[:] = 1 << 20
         with pytest.raises(SpikeError) as caught:

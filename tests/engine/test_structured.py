@@ -45,6 +45,7 @@ class RandomSession:
 
     def __init__(self, vocab_size: int) -> None:
         self.limits = SessionLimits(vocab_size, 256, 16, 1024, 1024, 16)
+        self.blocks = None
         self.tokens = 0
 
     def step(self, inputs: StepInputs) -> np.ndarray:

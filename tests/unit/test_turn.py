@@ -29,6 +29,7 @@ class FakeSession:
         self.limits = SessionLimits(VOCAB, max_num_tokens, 8, 64, num_blocks, 4, **limits)
         self.slots = np.full(num_blocks * 4, -1)
         self.steps: list[StepInputs] = []
+        self.blocks = None
         self.memory = 3
         self.poisoned: list[int] | None = None
 

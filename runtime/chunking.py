@@ -1,0 +1,51 @@
+"""How many tokens of prompts go into a step beside the sequences that are decoding.
+
+Decoding never waits for a prompt, it only shares steps with it: what a prompt may add to a step is
+bounded, so that the time between two tokens of the others stays within a small multiple of what it
+is without the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .step_cost import CostModel, StepShape
+
+CHUNK_UNIT = 16  # tokens: kernels work on tiles of them
+
+
+@dataclass(frozen=True)
+class ChunkPolicy:
+    """Limits prompt tokens in steps with decoding sequences; alone, prompts take the whole step.
+
+    Attributes:
+        slack: such a step may take this many times as long as without prompts.
+        seconds: and at least this long; None = no such floor.
+        unmeasured: tokens while the cost model knows nothing yet.
+    """
+
+    slack: float = 2.5
+    seconds: float | None = None
+    unmeasured: int = 64
+
+    def most(self, model: CostModel, decoding: StepShape, start: int, left: int) -> int:
+        """Most prompt tokens, between one unit and `left` (whichever is less, at least).
+
+        Args:
+            model: knows what steps cost.
+            decoding: the step without prompts.
+            start: position of the prompt's first token.
+            left: what the step's token limit leaves.
+        """
+        if decoding.tokens == 0 or left <= CHUNK_UNIT:
+            return left
+        if (cost := model.cost) is None:
+            return min(left, self.unmeasured)
+        limit = max(self.seconds or 0.0, self.slack * cost.seconds(decoding))
+        low, high = 1, left // CHUNK_UNIT
+        while low < high:  # most units that keep to the limit
+            middle = (low + high + 1) // 2
+            within = cost.seconds(decoding.plus(middle * CHUNK_UNIT, start)) <= limit
+            low, high = (middle, high) if within else (low, middle - 1)
+        whole = cost.seconds(decoding.plus(left, start)) <= limit
+        return left if whole else low * CHUNK_UNIT

@@ -1,0 +1,207 @@
+"""Who is in the batch, and who takes part in the next step with how many tokens.
+
+Decides only; `BatchLoop` carries it out. Iteration-level batching (Orca, Yu et al. 2022), with
+prompts in chunks beside decoding sequences (Sarathi-Serve, Agrawal et al. 2024). Blocks are taken
+on demand. When a sequence needs one and none is left, the last in rank is pre-empted: it gives all
+its blocks back and computes its tokens again later. So the first in rank always finishes, then the
+next: no deadlock.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .batch_window import BatchWindow, WindowPolicy
+from .blocks import BlockPool, BlockTable, Copies
+from .chunking import ChunkPolicy
+from .kv_tier import KvTier
+from .qos import QosPolicy
+from .sequence import Request
+from .step_cost import CostModel, StepShape, reads
+
+
+@dataclass(frozen=True)
+class SchedulingPolicy:
+    """What may be chosen about scheduling; nothing of it changes anybody's tokens."""
+
+    qos: QosPolicy = field(default_factory=QosPolicy)
+    chunks: ChunkPolicy = field(default_factory=ChunkPolicy)
+    window: WindowPolicy = field(default_factory=WindowPolicy)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A request's part in a step.
+
+    Attributes:
+        request: whose.
+        count: its next tokens; its table has room for them.
+        completes: no known token is left uncomputed then, so that the next one can be chosen.
+        copies: blocks to copy before the step.
+    """
+
+    request: Request
+    count: int
+    completes: bool
+    copies: Copies
+
+
+class Scheduler:
+    """Waiting and running requests, both in rank order.
+
+    Args:
+        pool: the KV blocks.
+        max_num_tokens: of one step.
+        max_batch_size: sequences of one step.
+        policy: see there.
+        tier: of evicted blocks, if there is one.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_num_tokens: int,
+        max_batch_size: int,
+        policy: SchedulingPolicy | None = None,
+        tier: KvTier | None = None,
+    ) -> None:
+        self._pool = pool
+        self._tier = tier
+        self._policy = policy or SchedulingPolicy()
+        self._budget = max_num_tokens
+        # No more than the budget: so every running request gets at least one token a step.
+        self._seats = min(max_batch_size, max_num_tokens)
+        self._arrivals = 0
+        self.window = BatchWindow(self._policy.window)
+        self.costs = CostModel()
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request; its clock has been started."""
+        self._arrivals += 1
+        rank = self._policy.qos.rank(request.qos, request.clock.submitted)
+        request.rank = (rank, self._arrivals)
+        insort(self.waiting, request, key=_rank)
+
+    def hold(self, now: float) -> float:
+        """Seconds to wait for company; 0 = go on."""
+        if self.running or not self.waiting or len(self.waiting) >= self._seats:
+            return 0.0
+        return self.window.remaining(now, min(r.clock.submitted for r in self.waiting))
+
+    def plan(self, now: float) -> list[Share]:
+        """The next step: who decodes first, then prompts with what is left; empty when idle."""
+        self._admit(now)
+        decoding = self._decoding()
+        left = self._budget - sum(share.count for share in decoding)
+        return decoding + self._prompts(left, step_shape(decoding))
+
+    def forget_finished(self) -> None:
+        """Drop the requests that have ended."""
+        self.running = [request for request in self.running if not request.finished]
+        self.waiting = [request for request in self.waiting if not request.finished]
+
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks; it waits again, in its rank."""
+        self.running.remove(request)
+        request.give_up_cache()
+        self.preemptions += 1
+        insort(self.waiting, request, key=_rank)
+
+    def _admit(self, now: float) -> None:
+        while self.waiting:
+            request = self.waiting[0]
+            while (table := self._seat(request)) is None:
+                victim = self._displaced_by(request)
+                if victim is None:
+                    return
+                self.preempt(victim)
+            self.waiting.remove(request)
+            request.enter_cache(table, now)
+            insort(self.running, request, key=_rank)
+
+    def _seat(self, request: Request) -> BlockTable | None:
+        """A table with room for all known tokens, if there is a seat and room.
+
+        Beside the running ones, a block for each of them stays free: who enters must not be thrown
+        out again by the next token of somebody else.
+        """
+        if len(self.running) >= self._seats:
+            return None
+        table, size = self._pool.table(request.cache_salt), len(request.tokens)
+        start = table.adopt(request.tokens) if request.reuses_prefix else 0
+        if table.missing(start, size) + len(self.running) > self._pool.available:
+            table.release()
+            return None
+        if self._tier is not None and request.reuses_prefix:
+            self._tier.restore(self._pool, table, request.tokens, self.costs.cost)
+        table.grow(table.committed, size)
+        return table
+
+    def _displaced_by(self, request: Request) -> Request | None:
+        """The last in rank of those who must make way for this one."""
+        behind = (r for r in reversed(self.running) if r.rank > request.rank)
+        may = self._policy.qos.may_displace
+        return next((r for r in behind if may(request.qos, r.qos)), None)
+
+    def _decoding(self) -> list[Share]:
+        """All tokens of those who have one, or a few, at a time; one stays for everybody else."""
+        shares: list[Share] = []
+        left = self._budget - len(self.running)
+        for request in [request for request in self.running if not request.catching_up]:
+            count = min(request.pending, 1 + left)
+            # It may have been pre-empted for one before it.
+            if request.table is not None and self._make_room(request, count):
+                shares.append(_share(request, count))
+                left -= count - 1
+        return shares
+
+    def _make_room(self, request: Request, count: int) -> bool:
+        """Pre-empt the last in rank until the request has room; False if it was the last itself."""
+        table, start = request.table, request.computed
+        assert table is not None  # it runs
+        while table.missing(start, start + count) > self._pool.available:
+            victim = self.running[-1]
+            self.preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _prompts(self, left: int, decoding: StepShape) -> list[Share]:
+        """Chunks of prompts in rank order; admission gave them their blocks."""
+        prompts = [request for request in self.running if request.catching_up]
+        if not prompts:
+            return []
+        left = self._policy.chunks.most(self.costs, decoding, prompts[0].computed, left)
+        shares = []
+        for request in prompts:
+            request.skip_known()
+            count = min(request.pending, left, request.most_tokens)
+            if count == 0:
+                break
+            shares.append(_share(request, count))
+            left -= count
+        return shares
+
+
+def _share(request: Request, count: int) -> Share:
+    assert request.table is not None  # it runs
+    start, completes = request.computed, count == request.pending
+    return Share(request, count, completes, request.table.grow(start, start + count))
+
+
+def step_shape(shares: Sequence[Share]) -> StepShape:
+    """What the step of these shares costs by."""
+    return StepShape(
+        tokens=sum(share.count for share in shares),
+        rows=sum(share.completes for share in shares),
+        reads=sum(reads(share.count, share.request.computed) for share in shares),
+    )
+
+
+def _rank(request: Request) -> tuple[float, int]:
+    return request.rank

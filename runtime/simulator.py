@@ -1,0 +1,126 @@
+"""The batch loop at loads this machine can't hold: the same scheduler, a fake model, its own clock.
+
+Time passes in steps (as a `StepCost` says) and between arrivals; everything else, queues, blocks,
+chunks, pre-emption, is the code that serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .block_bytes import BlockBytes
+from .loop import BatchLoop
+from .qos import Qos
+from .sampling_params import SamplingParams
+from .scheduler import SchedulingPolicy
+from .sequence import Completion, Request
+from .session import SessionLimits, StepInputs
+from .stats import EngineStats
+from .step_cost import StepCost, StepShape
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request of a simulated load.
+
+    Attributes:
+        time: seconds from the start.
+        prompt: token ids; equal beginnings are found in the prefix cache.
+        output_tokens: after which it ends.
+        qos: its class of service.
+    """
+
+    time: float
+    prompt: Sequence[int]
+    output_tokens: int
+    qos: Qos = "interactive"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a load.
+
+    Attributes:
+        completions: in order of the arrivals.
+        seconds: from the start to the last token.
+        stats: at the end.
+    """
+
+    completions: list[Completion]
+    seconds: float
+    stats: EngineStats
+
+    def first_tokens(self, share: float) -> float:
+        """Time to first token that this share of the requests keeps to, seconds."""
+        times = [c.timings.tokens[0] for c in self.completions if c.timings.tokens]
+        return float(np.quantile(times, share))
+
+    def between_tokens(self, share: float) -> float:
+        """Time between two tokens of a request that this share of all keeps to, seconds."""
+        gaps = [np.diff(c.timings.tokens) for c in self.completions]
+        return float(np.quantile(np.concatenate(gaps), share))
+
+
+class SimulatedSession:
+    """A session whose steps take the time that `cost` says, on a clock of its own."""
+
+    def __init__(self, limits: SessionLimits, cost: StepCost) -> None:
+        self.limits = limits
+        self.blocks = BlockBytes([np.zeros(limits.num_blocks, np.uint8)], limits.num_blocks)
+        self.seconds = 0.0
+        self._cost = cost
+
+    def now(self) -> float:
+        """The clock."""
+        return self.seconds
+
+    def step(self, inputs: StepInputs) -> NDArray[np.float32]:
+        """Let the step's time pass; every logit is 0."""
+        reads = int(inputs.positions.sum()) + inputs.positions.size
+        rows = inputs.logit_rows.size
+        self.seconds += self._cost.seconds(StepShape(inputs.tokens.size, rows, reads))
+        return np.zeros((rows, self.limits.vocab_size), np.float32)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def simulate(
+    arrivals: Iterable[Arrival],
+    limits: SessionLimits,
+    cost: StepCost,
+    policy: SchedulingPolicy | None = None,
+) -> Outcome:
+    """Run a load to its end.
+
+    Args:
+        arrivals: in order of time.
+        limits: of the engine; a vocabulary of 1 is enough.
+        cost: what its steps take; `CostModel` fits it to measured ones.
+        policy: of the scheduler.
+    """
+    session = SimulatedSession(limits, cost)
+    loop = BatchLoop(session, policy=policy, now=session.now)
+    coming = [(arrival.time, _request(arrival, limits)) for arrival in arrivals]
+    requests = [request for _, request in coming]
+    while coming or not loop.idle:
+        while coming and coming[0][0] <= session.seconds:
+            time, request = coming.pop(0)
+            loop.add(request)
+            request.clock.submitted = time  # during a step, maybe
+        if loop.idle:
+            session.seconds = coming[0][0]
+            continue
+        if delay := loop.step():
+            until = session.seconds + delay
+            session.seconds = min(until, coming[0][0]) if coming else until
+    return Outcome([r.completion() for r in requests], session.seconds, loop.stats())
+
+
+def _request(arrival: Arrival, limits: SessionLimits) -> Request:
+    params = SamplingParams(max_tokens=arrival.output_tokens)
+    return Request(arrival.prompt, params, limits.max_seq_len, (), None, arrival.qos)

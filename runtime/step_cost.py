@@ -1,0 +1,111 @@
+"""How long a step takes, learnt from the steps that ran.
+
+seconds = base + a * tokens + b * logit rows + c * KV tokens read, all >= 0. A step of few tokens is
+bound by reading the weights (base), one of many by arithmetic (a), and attention by the cache (c).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SAMPLES = 128  # of either kind: steps with and without prompt chunks
+REFIT_EVERY = 16  # steps
+FIRST_FIT = 8
+# Beyond this relative error a step counts for less: it was held up (by another process, say).
+TOLERATED = 0.2
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What a step's time depends on.
+
+    Attributes:
+        tokens: new tokens.
+        rows: tokens whose logits are wanted.
+        reads: cached and new tokens that each new token attends to, summed.
+    """
+
+    tokens: int
+    rows: int
+    reads: int
+
+    def plus(self, count: int, start: int) -> StepShape:
+        """This shape with `count` tokens of a prompt from position `start` on."""
+        return StepShape(self.tokens + count, self.rows, self.reads + reads(count, start))
+
+
+def reads(count: int, start: int) -> int:
+    """Tokens that `count` new ones from position `start` on attend to, summed."""
+    return count * start + count * (count + 1) // 2
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of a step: a constant, and per token, logit row and token read from the cache."""
+
+    base: float
+    token: float
+    row: float
+    read: float
+
+    def seconds(self, shape: StepShape) -> float:
+        """Predicted time of a step."""
+        parts = self.token * shape.tokens, self.row * shape.rows, self.read * shape.reads
+        return self.base + sum(parts)
+
+
+class CostModel:
+    """Fits `StepCost` to what is observed."""
+
+    def __init__(self, cost: StepCost | None = None) -> None:
+        self.cost = cost
+        self._samples = {mixed: deque[tuple[StepShape, float]](maxlen=SAMPLES) for mixed in (0, 1)}
+        self._unused = 0
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learn from a step that ran."""
+        self._samples[shape.tokens > shape.rows].append((shape, seconds))
+        self._unused += 1
+        due = FIRST_FIT if self.cost is None else REFIT_EVERY
+        if self._unused >= due:
+            self._unused = 0
+            self.cost = fit([*self._samples[0], *self._samples[1]])
+
+
+def fit(samples: Iterable[tuple[StepShape, float]]) -> StepCost:
+    """The costs >= 0 of least squared relative error, outliers counting for less.
+
+    Args:
+        samples: steps and their seconds, at least one.
+    """
+    pairs = list(samples)
+    seconds = np.array([max(s, 1e-9) for _, s in pairs])
+    features = np.array([(1, shape.tokens, shape.rows, shape.reads) for shape, _ in pairs], float)
+    features /= seconds[:, None]
+    weights = np.ones(len(pairs))
+    for _ in range(4):
+        found = _non_negative(features * weights[:, None], weights)
+        error = np.abs(features @ found - 1)
+        weights = np.sqrt(1 / np.maximum(1, error / TOLERATED))
+    return StepCost(*found.tolist())
+
+
+def _non_negative(
+    features: NDArray[np.float64], wanted: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Least squares with the most negative coefficient set to 0 until none is left, ``[4]``."""
+    free = list(range(features.shape[1]))
+    found = np.zeros(features.shape[1])
+    scale = np.maximum(np.abs(features).max(0), 1e-300)  # reads are thousands, the constant is one
+    while free:
+        part = np.linalg.lstsq(features[:, free] / scale[free], wanted, rcond=1e-6)[0]
+        if part.min() >= 0:
+            found[free] = part / scale[free]
+            break
+        del free[int(part.argmin())]
+    return found
