@@ -41,6 +41,7 @@ __all__ = [
     "row_multiple",
     "stream_read",
     "unpack",
+    "vnni_run",
 ]
 
 Format = Literal[
@@ -327,6 +328,16 @@ def dequantize_rows(
 def stream_read(data: NDArray[np.uint8], threads: int = 0) -> int:
     """Read every byte once on all threads (benchmarks); returns the sum of the 64-bit words."""
     return _kernels.stream_read(np.ascontiguousarray(data), threads)
+
+
+def vnni_run(rounds: int = 500_000, threads: int = 0) -> int:
+    """Multiply int8 in registers with VNNI on all threads (benchmarks); returns the operations.
+
+    Two per multiply-add. 0 if the tier in use has no VNNI: there is no such peak then.
+    """
+    if rounds < 8:
+        raise ValueError(f"rounds must be at least 8, not {rounds}")
+    return _kernels.vnni_run(rounds, threads)
 
 
 def _require_stored(bad: tuple[int, int, float] | None, fmt: Format) -> None:

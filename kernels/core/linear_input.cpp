@@ -48,7 +48,8 @@ Pieces::Pieces(const Matrix& w, int64_t t, int threads)
       groups_(ceil_div(w.n, kTileRows)),
       steps_(ceil_div(groups_, step_)),
       tokens_(t),
-      token_blocks_(ceil_div(t, kTokensPerCall)) {
+      token_blocks_(ceil_div(t, kTokensPerCall)),
+      block_tokens_(ceil_div(t, token_blocks_)) {
   const int64_t bytes = static_cast<int64_t>(packed_bytes(w.format, w.n, w.k));
   const int64_t work = bytes * std::max<int64_t>(1, t / 4) / kTaskBytes;
   const int64_t most = threads <= 1 ? 1 : std::min(count(), threads * kTasksPerThread);
@@ -57,10 +58,8 @@ Pieces::Pieces(const Matrix& w, int64_t t, int threads)
 }
 
 Piece Pieces::piece(int64_t index) const {
-  const int64_t group = index / token_blocks_ * step_;
-  const int64_t token = index % token_blocks_ * kTokensPerCall;
-  return {group, std::min(step_, groups_ - group), token,
-          std::min(kTokensPerCall, tokens_ - token)};
+  const int64_t group = index % steps_ * step_, token = index / steps_ * block_tokens_;
+  return {group, std::min(step_, groups_ - group), token, std::min(block_tokens_, tokens_ - token)};
 }
 
 }  // namespace spike

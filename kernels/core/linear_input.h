@@ -25,7 +25,7 @@ class Scratch {
 Input prepare_input(const Parallel& parallel, Format format, const float* x, int64_t t, int64_t k,
                     Scratch& scratch);
 
-/// Tokens of one call of LinearKernels::dot, and so rows of a caller's buffer.
+/// Most tokens of one call of LinearKernels::dot, and so rows of a caller's buffer.
 inline constexpr int64_t kTokensPerCall = 64;
 /// Floats that a buffer for one call needs: kTokensPerCall x 16 rows x most row groups per step.
 inline constexpr int64_t kCallFloats = kTokensPerCall * kTileRows * 4;
@@ -41,8 +41,8 @@ class Pieces {
   Pieces(const Matrix& w, int64_t t, int threads);
   int64_t tasks() const { return tasks_; }
 
-  /// Calls body(piece) for every piece of one task: token blocks inside, row groups outside, so
-  /// that weights are read from memory once.
+  /// Calls body(piece) for every piece of one task: row groups inside, token blocks outside, so that
+  /// the tokens of a block stay in L2 while the weights stream by.
   template <class Body>
   void for_task(int64_t task, Body&& body) const {
     for (int64_t i = count() * task / tasks_; i < count() * (task + 1) / tasks_; ++i)
@@ -53,7 +53,7 @@ class Pieces {
   int64_t count() const { return steps_ * token_blocks_; }
   Piece piece(int64_t index) const;
 
-  int64_t step_, groups_, steps_, tokens_, token_blocks_, tasks_;
+  int64_t step_, groups_, steps_, tokens_, token_blocks_, block_tokens_, tasks_;
 };
 
 }  // namespace spike

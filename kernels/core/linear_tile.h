@@ -13,7 +13,7 @@ namespace spike {
 namespace {
 
 constexpr int64_t kChunk = 256;           // k that one pass decodes, or one float accumulator sums
-constexpr int64_t kPrefetchAhead = 1024;  // bytes: 0.5-2 KB alike on Zen 4, farther is worse
+constexpr int64_t kPrefetchAhead = 4096;  // bytes; see V::prefetch
 
 /// R row groups x M tokens over tiles of source S.
 template <class V, class S, int R, int M>
@@ -123,6 +123,7 @@ struct ShortTile {
   using Tile = typename S::Tile;
   static constexpr bool kPossible = S::kPeriods > 1;
 
+  ShortTile() = default;
   ShortTile(const uint8_t* packed, int64_t blocks)
       : periods(kPossible ? static_cast<int>(blocks / S::kBlocks % S::kPeriods) : 0), at(packed) {}
 
@@ -136,30 +137,35 @@ struct ShortTile {
     }
   }
 
-  int periods;
-  const uint8_t* at;
+  int periods = 0;
+  const uint8_t* at = nullptr;
   std::conditional_t<std::is_same_v<Tile, TileQ4K>, Tile, char> buffer;
 };
 
-/// out[m, stride] = dot products of one row group with M tokens, straight from the packed tiles.
-/// One group at a time reads memory in one stream: measurably faster than two side by side.
-template <class V, class S, int M>
-void dot_direct(const uint8_t* packed, const Input& input, int64_t token, float* out,
-                int64_t stride) {
+/// out[m, stride] = dot products of R row groups with M tokens, straight from the packed tiles.
+template <class V, class S, int R, int M>
+void dot_direct(const uint8_t* packed, int64_t group_bytes, const Input& input, int64_t token,
+                float* out, int64_t stride) {
   using Tile = typename S::Tile;
-  const Tile* tiles[1] = {reinterpret_cast<const Tile*>(packed)};
-  typename V::Floats y[1][M];
-  for (int m = 0; m < M; ++m) y[0][m] = V::zero();
-  const int64_t blocks = input.k / 32;
-  BlockDot<V, S, 1, M> dot{input.blocks + token * blocks, blocks};
-  const int64_t whole = blocks / (S::kPeriods * S::kBlocks);
-  ShortTile<S> last(packed + whole * static_cast<int64_t>(sizeof(Tile)), blocks);
-  for (int part = 0; part < (last.periods > 0 ? 2 : 1); ++part) {
-    if (part == 1) tiles[0] = last.tile();
-    dot.template add_tiles<true>(tiles, part == 0 ? whole : 1,
-                                 part == 0 ? S::kPeriods : last.periods, y);
+  const int64_t blocks = input.k / 32, whole = blocks / (S::kPeriods * S::kBlocks);
+  const Tile* tiles[R];
+  ShortTile<S> last[R];
+  typename V::Floats y[R][M];
+  for (int r = 0; r < R; ++r, packed += group_bytes) {
+    tiles[r] = reinterpret_cast<const Tile*>(packed);
+    last[r] = {packed + whole * static_cast<int64_t>(sizeof(Tile)), blocks};
+    for (int m = 0; m < M; ++m) y[r][m] = V::zero();
   }
-  for (int m = 0; m < M; ++m) V::store_f32(out + m * stride, y[0][m]);
+  BlockDot<V, S, R, M> dot{input.blocks + token * blocks, blocks};
+  const int periods = last[0].periods;
+  for (int part = 0; part < (periods > 0 ? 2 : 1); ++part) {
+    if (part == 1)
+      for (int r = 0; r < R; ++r) tiles[r] = last[r].tile();
+    dot.template add_tiles<true>(tiles, part == 0 ? whole : 1, part == 0 ? S::kPeriods : periods,
+                                 y);
+  }
+  for (int m = 0; m < M; ++m)
+    for (int r = 0; r < R; ++r) V::store_f32(out + m * stride + 16 * r, y[r][m]);
 }
 
 /// out[m, 16 R] += R row groups, M tokens, `periods` periods each of decoded tiles [0, count).
@@ -175,18 +181,37 @@ void add_decoded(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t 
     for (int r = 0; r < R; ++r) V::store_f32(out + 16 * (m * R + r), y[r][m]);
 }
 
+/// The next `bytes` bytes of R row groups, fetched in equal shares while this stretch is computed:
+/// all at once would hold up the loads behind them.
+template <class V, int R>
+struct Ahead {
+  Ahead(const uint8_t* packed, int64_t group_bytes, int64_t bytes, int64_t shares)
+      : next(packed), stride(group_bytes), left(bytes), share((bytes / shares + 63) / 64 * 64) {}
+
+  void fetch() {
+    for (int64_t b = 0; b < share && left > 0; b += 64, next += 64, left -= 64)
+      for (int r = 0; r < R; ++r) V::prefetch(next + r * stride);
+  }
+
+  const uint8_t* next;
+  int64_t stride, left, share;
+};
+
 /// add_decoded for any number of tokens: the most that registers allow at a time, then the rest.
 template <class V, class S, int R, int M = V::template kTokensPerPass<S::kSubs>>
 void add_decoded_tokens(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t count,
                         int periods, const InputBlock* input, int64_t stride, int64_t tokens,
-                        float* out) {
-  for (; tokens >= M; tokens -= M, input += M * stride, out += 16 * R * M)
+                        float* out, Ahead<V, R>& ahead) {
+  for (; tokens >= M; tokens -= M, input += M * stride, out += 16 * R * M) {
+    ahead.fetch();
     add_decoded<V, S, R, M>(tiles, count, periods, input, stride, out);
+  }
   if constexpr (M > 1)
-    add_decoded_tokens<V, S, R, M - 1>(tiles, count, periods, input, stride, tokens, out);
+    add_decoded_tokens<V, S, R, M - 1>(tiles, count, periods, input, stride, tokens, out, ahead);
 }
 
-/// Many tokens: each stretch of kChunk k is decoded once, then read for every token.
+/// Many tokens: each stretch of kChunk k is decoded once, then read for every token, while the next
+/// one comes from memory.
 template <class V, class S, int R>
 void dot_decoded(const uint8_t* packed, int64_t group_bytes, const Input& input, int64_t token,
                  int64_t tokens, float* out) {
@@ -208,18 +233,23 @@ void dot_decoded(const uint8_t* packed, int64_t group_bytes, const Input& input,
       last.at = group;
       D::decode(*last.tile(), last.periods, decoded[r][0]);
     }
+    Ahead<V, R> ahead(packed + (k + kChunk) / kSpan * sizeof(typename S::Tile), group_bytes,
+                      kMostTiles * sizeof(typename S::Tile),
+                      (tokens - 1) / V::template kTokensPerPass<S::kSubs> + 1);
     const InputBlock* blocks = input.blocks + token * stride + k / 32;
     add_decoded_tokens<V, S, R>(tiles, left > 0 ? count : 1, left > 0 ? S::kPeriods : last.periods,
-                                blocks, stride, tokens, out);
+                                blocks, stride, tokens, out, ahead);
   }
 }
 
 /// dot_direct for 1 to M tokens.
-template <class V, class S, int M>
-void dot_direct_tokens(const uint8_t* packed, const Input& input, int64_t token, int64_t tokens,
-                       float* out, int64_t stride) {
-  if (tokens == M) return dot_direct<V, S, M>(packed, input, token, out, stride);
-  if constexpr (M > 1) dot_direct_tokens<V, S, M - 1>(packed, input, token, tokens, out, stride);
+template <class V, class S, int R, int M>
+void dot_direct_tokens(const uint8_t* packed, int64_t group_bytes, const Input& input,
+                       int64_t token, int64_t tokens, float* out, int64_t stride) {
+  if (tokens == M)
+    return dot_direct<V, S, R, M>(packed, group_bytes, input, token, out, stride);
+  if constexpr (M > 1)
+    dot_direct_tokens<V, S, R, M - 1>(packed, group_bytes, input, token, tokens, out, stride);
 }
 
 template <class V, class S>
@@ -231,8 +261,13 @@ void dot_blocks(const Matrix& w, const Input& input, int64_t group, int64_t grou
     if (groups == 2) return dot_decoded<V, S, 2>(packed, group_bytes, input, token, tokens, out);
     return dot_decoded<V, S, 1>(packed, group_bytes, input, token, tokens, out);
   }
+  if constexpr (V::kMostPaired > 1)
+    if (groups == 2 && tokens > 1 && tokens <= V::kMostPaired)
+      return dot_direct_tokens<V, S, 2, V::kMostPaired>(packed, group_bytes, input, token, tokens,
+                                                        out, 32);
   for (int64_t g = 0; g < groups; ++g, packed += group_bytes, out += 16)
-    dot_direct_tokens<V, S, V::kMostDirect>(packed, input, token, tokens, out, 16 * groups);
+    dot_direct_tokens<V, S, 1, V::kMostDirect>(packed, group_bytes, input, token, tokens, out,
+                                               16 * groups);
 }
 
 // --- f32, f16, bf16: a line is one k -------------------------------------------------------------

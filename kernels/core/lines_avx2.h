@@ -17,6 +17,7 @@ struct Avx2Lines {
   /// vpmaddubsw adds pairs of products in 16 bits, so codes must stay below 128.
   static constexpr bool kFoldShifts = false;
   static constexpr int kMostDirect = 8;  ///< tokens; for more, decoding a tile once pays
+  static constexpr int kMostPaired = 1;
   template <int kSubs>
   static constexpr int kTokensPerPass = 2;
 
@@ -140,9 +141,10 @@ struct Avx2Lines {
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
   }
+  /// Into L2: a core has few misses to L1 in flight at a time, too few for the memory's bandwidth.
   /// Forced inline: GCC takes a call whose body is only a prefetch for one without effect.
   [[gnu::always_inline]] static void prefetch(const uint8_t* p) {
-    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
   }
 
  private:

@@ -13,6 +13,7 @@ struct Avx512Lines {
   /// Codes may be multiplied by 4 or 16 where that saves a shift: a product of u8 codes is exact.
   static constexpr bool kFoldShifts = true;
   static constexpr int kMostDirect = 8;  ///< tokens; for more, decoding a tile once pays
+  static constexpr int kMostPaired = 4;
   template <int kSubs>
   static constexpr int kTokensPerPass = kSubs == 1 ? 6 : 4;
 
@@ -91,9 +92,10 @@ struct Avx512Lines {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(codes));
     return _mm512_reduce_add_epi32(codes);
   }
+  /// Into L2: a core has few misses to L1 in flight at a time, too few for the memory's bandwidth.
   /// Forced inline: GCC takes a call whose body is only a prefetch for one without effect.
   [[gnu::always_inline]] static void prefetch(const uint8_t* p) {
-    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
   }
 
  private:

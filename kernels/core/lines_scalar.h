@@ -25,6 +25,9 @@ struct ScalarLines {
   static constexpr bool kFoldShifts = false;
   /// Most tokens that read a tile as it is packed; for more it is decoded once.
   static constexpr int kMostDirect = 1;
+  /// Most tokens for which two row groups side by side need fewer loads and still no spills; one
+  /// token reads one group at a time, in one stream.
+  static constexpr int kMostPaired = 1;
   /// Tokens of one register block with two row groups, by sub-blocks per 32 k.
   template <int kSubs>
   static constexpr int kTokensPerPass = 2;

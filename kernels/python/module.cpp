@@ -216,4 +216,12 @@ NB_MODULE(_kernels, m) {
         });
       },
       nb::arg("data").noconvert(), nb::arg("threads"));
+  m.def(
+      "vnni_run",
+      [](int64_t rounds, int threads) {
+        return with_pool(threads, [&](const spike::Parallel& parallel) {
+          return spike::vnni_run(parallel, rounds);
+        });
+      },
+      nb::arg("rounds"), nb::arg("threads"));
 }
