@@ -73,10 +73,10 @@ def with_clocks(engine: SpikeEngine, clocks: Clocks) -> SpikeEngine:
     """Puts a clock around every part of the engine's step."""
     session: Any = engine._loaded.session
     session._session = TimedRun(session._session, clocks)
-    session.step = clocks.around("session", session.step)
+    session.best = clocks.around("session", session.best)
     loop: Any = batch_loop
     loop.step_inputs = clocks.around("lay out", loop.step_inputs)
-    loop.choose_rows = clocks.around("sample", loop.choose_rows)
+    loop.choose_best = clocks.around("sample", loop.choose_best)
     request: Any = Request
     request.accept = clocks.around("accept", request.accept)
     return engine

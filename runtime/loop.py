@@ -16,7 +16,7 @@ from ..errors import SpikeError
 from .batch import Chunk, step_inputs
 from .blocks import BlockPool, BlockTable
 from .kv_tier import KvTier, TierOptions
-from .sampling import choose_rows
+from .sampling import choose_best, choose_rows
 from .scheduler import Scheduler, SchedulingPolicy, Share, step_shape
 from .sequence import Request
 from .session import Session, engine_closed, step_failed
@@ -193,11 +193,16 @@ class BatchLoop:
         self._counters.count_step(shape, seconds)
         self.scheduler.forget_finished()
 
-    def _run(self, plan: Sequence[Share]) -> NDArray[np.float32]:
+    def _run(self, plan: Sequence[Share]) -> list[int | SpikeError]:
+        """Run the step; the next token of everybody whose known tokens are all in."""
         copies = [pair for share in plan for pair in share.copies]
         if copies and self._session.blocks is not None:
             self._session.blocks.copy(copies)
-        return self._session.step(step_inputs([self._chunk(share) for share in plan]))
+        inputs = step_inputs([self._chunk(share) for share in plan])
+        samplers = [share.request.sampler for share in plan if share.completes]
+        if all(sampler.takes_best for sampler in samplers):
+            return choose_best(self._session.best(inputs))
+        return choose_rows(self._session.step(inputs), samplers)
 
     def _chunk(self, share: Share) -> Chunk:
         request, count = share.request, share.count
@@ -206,11 +211,10 @@ class BatchLoop:
         rows = (count - 1,) if share.completes else ()
         return Chunk(request.tokens[start : start + count], start, request.table, rows)
 
-    def _accept(self, plan: Sequence[Share], logits: NDArray[np.float32]) -> None:
+    def _accept(self, plan: Sequence[Share], chosen: Sequence[int | SpikeError]) -> None:
         complete = [share.request for share in plan if share.completes]
         for share in plan:
             share.request.advance(share.count)
-        chosen = choose_rows(logits, [request.sampler for request in complete])
         for request, token in zip(complete, chosen, strict=True):
             if isinstance(token, SpikeError):
                 request.finish("error", token)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import SpikeError
 from .logits import candidates, penalise_generated, penalise_repetition
+from .session import BestLogits
 
 _REAL_OPTIONS = (
     "temperature",
@@ -146,6 +147,11 @@ class Sampler:
         self._generated = TokenCounts()
         self._seen = TokenCounts(prompt if params.repetition_penalty != 1.0 else ())
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether the best logit of a row is all that matters of it."""
+        return self._params.temperature == 0 and not self._params.penalises
+
     def choose(self, row: NDArray[np.float32]) -> int:
         """Draw the next token from its logits, float32 ``[V]`` (not changed).
 
@@ -191,6 +197,17 @@ def choose_rows(logits: NDArray[np.float32], samplers: Sequence[Sampler]) -> lis
             chosen.append(sampler.choose(row))
         except SpikeError as error:
             chosen.append(error)
+    return chosen
+
+
+def choose_best(best: BestLogits) -> list[int | SpikeError]:
+    """The same as `choose_rows` of samplers that take the best."""
+    chosen: list[int | SpikeError] = list(best.ids.tolist())
+    for row, logit in enumerate(best.logits.tolist()):
+        try:
+            check_best(logit)
+        except SpikeError as error:
+            chosen[row] = error
     return chosen
 
 
