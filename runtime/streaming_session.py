@@ -50,7 +50,8 @@ class StreamingSession:
     ) -> None:
         states = config.spike.states
         self._limits = limits
-        self._session = open_session(model, ops_library, threads, reading)
+        # What there was to fuse is fused: the graph is little more than our kernels.
+        self._session = open_session(model, ops_library, threads, reading, optimise=False)
         inputs = {*StepInputs.NAMES, WANTED, *(state.input for state in states)}
         outputs = {LOGITS, BEST_IDS, BEST_LOGITS, *(state.output for state in states)}
         require_names(self._session, inputs, outputs, model)
