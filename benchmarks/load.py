@@ -28,7 +28,8 @@ from spikeinfer import SpikeEngine
 imported = time.perf_counter()
 engine = SpikeEngine(sys.argv[1])
 loaded = time.perf_counter()
-next(iter(engine.stream("The sky is", max_tokens=2)))
+prompt = "The sky is" if engine.has_tokenizer else [1, 2, 3]
+engine.complete(prompt, max_tokens=1)
 first = time.perf_counter()
 private, of_weights, mapping = 0, 0, ""
 for line in open("/proc/self/smaps"):
@@ -46,10 +47,10 @@ print(json.dumps({
     "private MB of weights": of_weights / 1e3,
 }), flush=True)
 if sys.stdin.readline().startswith("serve"):
-    prompt = min(512, engine.max_seq_len - 65)
-    engine.complete([1 + i % 200 for i in range(prompt)], max_tokens=64, ignore_eos=True)
+    size = min(512, engine.max_seq_len - 65)
+    engine.complete([1 + i % 200 for i in range(size)], max_tokens=64, ignore_eos=True)
     peak = next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmHWM"))
-    print(json.dumps({"peak MB": peak * 1024 / 1e6, "tokens": prompt + 63}), flush=True)
+    print(json.dumps({"peak MB": peak * 1024 / 1e6, "tokens": size + 63}), flush=True)
 sys.stdin.read()
 """
 
