@@ -1,10 +1,12 @@
-"""Time from opening an engine to its first token, each time in a fresh process; its own memory.
+"""Time from opening an engine to its first token, each time in a fresh process; its memory.
 
     .venv/bin/python benchmarks/load.py .cache/engines/smollm2 [--runs 15]
 
 The engine's files are in the page cache after the first run, which does not count. Prints the
 median and the range in milliseconds, and the private memory of a process while another one has the
-same engine open: weights are mapped and shared, so none of theirs may be private.
+same engine open: weights are mapped and shared, so none of theirs may be private. Last comes the
+peak of resident memory after a prompt of 512 tokens (or what the engine holds) and 64 tokens more,
+less the weights and the cache of those tokens: what serving needs besides.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from spikeinfer.compiler.engine.cache import token_bytes
+from spikeinfer.compiler.engine.directory import EngineDirectory
+
 WORKER = """
 import json, sys, time
 begin = time.perf_counter()
@@ -23,7 +28,8 @@ from spikeinfer import SpikeEngine
 imported = time.perf_counter()
 engine = SpikeEngine(sys.argv[1])
 loaded = time.perf_counter()
-next(iter(engine.stream("The sky is", max_tokens=2)))
+prompt = "The sky is" if engine.has_tokenizer else [1, 2, 3]
+engine.complete(prompt, max_tokens=1)
 first = time.perf_counter()
 private, of_weights, mapping = 0, 0, ""
 for line in open("/proc/self/smaps"):
@@ -40,14 +46,19 @@ print(json.dumps({
     "private MB": private / 1e3,
     "private MB of weights": of_weights / 1e3,
 }), flush=True)
+if sys.stdin.readline().startswith("serve"):
+    size = min(512, engine.max_seq_len - 65)
+    engine.complete([1 + i % 200 for i in range(size)], max_tokens=64, ignore_eos=True)
+    peak = next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmHWM"))
+    print(json.dumps({"peak MB": peak * 1024 / 1e6, "tokens": size + 63}), flush=True)
 sys.stdin.read()
 """
 
 
-def measure(engine: Path) -> dict[str, float]:
+def measure(engine: Path, serve: bool = False) -> dict[str, float]:
     """One fresh process."""
     with start(engine) as process:
-        return finish(process)
+        return finish(process, serve)
 
 
 def start(engine: Path) -> subprocess.Popen[str]:
@@ -56,11 +67,15 @@ def start(engine: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def finish(process: subprocess.Popen[str]) -> dict[str, float]:
-    """What the process measured; then lets it end."""
+def finish(process: subprocess.Popen[str], serve: bool = False) -> dict[str, float]:
+    """What the process measured, also after serving a request; then lets it end."""
     assert process.stdin is not None
     assert process.stdout is not None
     figures: dict[str, float] = json.loads(process.stdout.readline())
+    if serve:
+        process.stdin.write("serve\n")
+        process.stdin.flush()
+        figures |= json.loads(process.stdout.readline())
     process.stdin.close()
     process.wait()
     return figures
@@ -93,6 +108,13 @@ def main() -> None:
     second = measure_beside_another(options.engine)
     print(f"second process         {second['private MB']:7.1f} MB private")
     print(f"of the weights' {weights:.1f} MB {second['private MB of weights']:5.1f} MB private")
+    served = measure(options.engine, serve=True)
+    cache = served["tokens"] * token_bytes(EngineDirectory.open(options.engine).config) / 1e6
+    rest = served["peak MB"] - weights - cache
+    print(
+        f"peak of a serving one  {served['peak MB']:7.1f} MB: weights {weights:.1f}, cache "
+        f"{cache:.1f}, the rest {rest:.1f}"
+    )
 
 
 if __name__ == "__main__":

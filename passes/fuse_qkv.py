@@ -90,22 +90,15 @@ class Projection:
 
 @dataclass(frozen=True)
 class FuseQkv(Pass):
-    """Fires once per attention whose queries, keys and values are products of the same value.
-
-    Args:
-        enabled: whether to look at all.
-    """
+    """Fires once per attention whose queries, keys and values are products of the same value."""
 
     name: ClassVar[str] = "fuse-qkv"
     requires: ClassVar[tuple[Level, ...]] = (Level.FUSED,)
     tolerance: ClassVar[float] = 2e-6  # a packed product may sum in another order when it is cut
-    enabled: bool = True
 
     def run(self, graph: Graph) -> PassReport:
         """Separate or packed (slices of one product), with or without biases."""
         report = PassReport(self.name)
-        if not self.enabled:
-            return report
         users = Users(graph)
         place = {id(node): index for index, node in enumerate(graph.nodes)}
         before: dict[int, Node] = {}

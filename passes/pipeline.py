@@ -63,7 +63,7 @@ def default_pipeline() -> tuple[Phase, ...]:
             "place",
             (
                 AssignRoles(),
-                FuseQkv(enabled=False),  # not shown to pay: SmolLM2 decodes no faster with it
+                FuseQkv(),
                 AssignStorage(),
                 AssignPrecision(),
                 AssignKernels(),

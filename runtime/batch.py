@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .blocks import BlockTable
 from .session import StepInputs
@@ -36,28 +35,20 @@ class Chunk:
 
 def step_inputs(chunks: Sequence[Chunk]) -> StepInputs:
     """Lay the chunks one after the other."""
-    starts = np.cumsum([0, *(len(chunk.tokens) for chunk in chunks)], dtype=np.int32)
-    return StepInputs(
-        tokens=_int32([token for chunk in chunks for token in chunk.tokens]),
-        positions=np.concatenate([np.arange(c.start, c.stop, dtype=np.int32) for c in chunks]),
-        slots=np.concatenate([chunk.table.slots(chunk.start, chunk.stop) for chunk in chunks]),
-        seq_starts=starts,
-        kv_lens=_int32([chunk.stop for chunk in chunks]),
-        block_tables=_block_tables(chunks),
-        logit_rows=_int32(
-            [int(first) + row for first, c in zip(starts, chunks, strict=False) for row in c.rows]
-        ),
-    )
-
-
-def _block_tables(chunks: Sequence[Chunk]) -> NDArray[np.int32]:
-    """The tables side by side, ``[B, M]``; unused places are 0 and never read."""
+    starts = [0]
+    for chunk in chunks:
+        starts.append(starts[-1] + len(chunk.tokens))
     width = max(chunk.table.ids.size for chunk in chunks)
-    tables = np.zeros((len(chunks), width), np.int32)
-    for row, chunk in zip(tables, chunks, strict=True):
-        row[: chunk.table.ids.size] = chunk.table.ids
-    return tables
-
-
-def _int32(values: list[int]) -> NDArray[np.int32]:
-    return np.array(values, np.int32)
+    rows = [start + row for start, c in zip(starts, chunks, strict=False) for row in c.rows]
+    # One list and one array: a step's numbers are few, and each array made costs as much as they.
+    numbers = [token for chunk in chunks for token in chunk.tokens]
+    numbers += [position for chunk in chunks for position in range(chunk.start, chunk.stop)]
+    numbers += [slot for c in chunks for slot in c.table.slots(c.start, c.stop).tolist()]
+    numbers += starts
+    numbers += [chunk.stop for chunk in chunks]
+    for chunk in chunks:
+        ids = chunk.table.ids.tolist()
+        numbers += ids + [0] * (width - len(ids))  # places that are never read
+    numbers += rows
+    packed = np.array(numbers, np.int32)
+    return StepInputs(packed, starts[-1], len(chunks), width, len(rows))

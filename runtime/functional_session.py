@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..compiler.engine.config import EngineConfig, FixedStateSpec, StateSpec
 from .kv_pool import pool_memory
 from .ort import open_session, require_names, sentence
-from .session import SessionLimits, StepInputs, step_failed
+from .session import BestLogits, SessionLimits, StepInputs, best_of, step_failed
 
 
 class FunctionalSession:
@@ -63,6 +63,10 @@ class FunctionalSession:
         """See `Session.step`."""
         rows = [self._run_one(inputs, b) for b in range(inputs.kv_lens.size)]
         return np.concatenate(rows)[inputs.logit_rows]
+
+    def best(self, inputs: StepInputs) -> BestLogits:
+        """See `Session.best`."""
+        return best_of(self.step(inputs))
 
     def close(self) -> None:
         """Let go of the model and the pools."""

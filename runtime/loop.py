@@ -18,7 +18,7 @@ from .blocks import BlockPool, BlockTable
 from .kv_tier import KvTier, TierOptions
 from .scheduler import Scheduler, SchedulingPolicy
 from .sequence import Request
-from .session import Session, engine_closed, step_failed
+from .session import BestLogits, Session, engine_closed, step_failed
 from .stats import Counters, EngineStats
 from .turn import Turn, add_drafts, settle, turns_shape
 
@@ -196,11 +196,14 @@ class BatchLoop:
         self._counters.count_step(shape, seconds)
         self.scheduler.forget_finished()
 
-    def _run(self, turns: Sequence[Turn]) -> NDArray[np.float32]:
+    def _run(self, turns: Sequence[Turn]) -> NDArray[np.float32] | BestLogits:
         copies = [pair for turn in turns for pair in turn.copies]
         if copies and self._session.blocks is not None:
             self._session.blocks.copy(copies)
-        return self._session.step(step_inputs([turn.chunk() for turn in turns]))
+        inputs = step_inputs([turn.chunk() for turn in turns])
+        if all(turn.takes_best for turn in turns):
+            return self._session.best(inputs)
+        return self._session.step(inputs)
 
     def _observe_first_tokens(self, turns: Sequence[Turn]) -> None:
         for turn in turns:

@@ -19,6 +19,7 @@ def open_session(
     ops_library: Path | None,
     threads: int,
     reading: Callable[[], None] = lambda: None,
+    optimise: bool = True,
 ) -> Any:
     """An `onnxruntime.InferenceSession` over the model.
 
@@ -27,11 +28,14 @@ def open_session(
         ops_library: shared library with the domain ``spike``; None when the graph has no such ops.
         threads: of the pool that kernels share, the caller's included.
         reading: called just before the model is read, which leaves the interpreter free.
+        optimise: whether ONNX Runtime looks for something to fuse, which takes time.
 
     Raises:
         SpikeError: SPK614, ONNX Runtime refused it.
     """
     options = session_options(threads)
+    if not optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         if ops_library is not None:
             options.register_custom_ops_library(str(ops_library))

@@ -17,6 +17,7 @@ from .logits import Candidates, candidates, typical, unsurprising
 from .logprobs import TokenLogprob, token_logprobs
 from .penalties import TokenCounts, penalise_generated, penalise_repetition
 from .sampling_params import SamplingParams
+from .session import BestLogits
 from .softmax import TILE, Rows, draw_rows, scaled_rows
 
 FloatRow = NDArray[np.float32]
@@ -52,6 +53,11 @@ class Sampler:
         self._generated = TokenCounts()
         self._seen = TokenCounts(prompt if params.repetition_penalty != 1.0 else ())
         self._most_bits = 2 * (params.mirostat_tau or 0.0)
+
+    @property
+    def takes_best(self) -> bool:
+        """Whether a row's best logit is all that matters of it."""
+        return self.sharpness == math.inf and not self.adjusts and self.params.logprobs is None
 
     def adjusted(self, row: FloatRow) -> FloatRow:
         """The logits after penalties, bias and grammar, float32 ``[V]``; a copy.
@@ -134,6 +140,12 @@ def choose_rows(rows: Rows, samplers: Sequence[Sampler]) -> list[Choice | SpikeE
         chosen = _choose(used, [rows[i] for i in usable], [samplers[i] for i in usable])
         results.update(zip(usable, chosen, strict=True))
     return [results[i] for i in range(len(samplers))]
+
+
+def choose_best(best: BestLogits, rows: Sequence[int]) -> list[Choice | SpikeError]:
+    """The same as `choose_rows` of samplers that take the best; `rows` of those in `best`."""
+    found = [(int(best.ids[row]), float(best.logits[row])) for row in rows]
+    return [Choice(token) if math.isfinite(peak) else unusable(peak) for token, peak in found]
 
 
 def _choose(rows: Rows, raw: Rows, samplers: Sequence[Sampler]) -> list[Choice | SpikeError]:

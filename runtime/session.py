@@ -51,11 +51,16 @@ class SessionLimits:
         return self.max_seq_len if group == 1 else group - 1 - tokens % group
 
 
-@dataclass(frozen=True)
 class StepInputs:
-    """One ragged step: B sequences with T new tokens in all; every array is int32 and C-contiguous.
+    """One ragged step: B sequences with T new tokens in all.
 
-    Attributes:
+    The arrays lie in one buffer, so that handing them over is one copy.
+
+    Args:
+        packed: int32, the arrays one behind the other in the order of `NAMES`.
+        tokens, sequences, table_width, rows: T, B, M and R.
+
+    The arrays, int32 and C-contiguous:
         tokens: ids of the new tokens, sequence after sequence, ``[T]``, T >= 1.
         positions: index of each token in its sequence, ``[T]``.
         slots: where each token's K and V go: ``block * block_size + offset``, ``[T]``.
@@ -66,13 +71,69 @@ class StepInputs:
         logit_rows: tokens whose logits are wanted, ``[R]``; may be empty.
     """
 
-    tokens: IntRow
-    positions: IntRow
-    slots: IntRow
-    seq_starts: IntRow
-    kv_lens: IntRow
-    block_tables: NDArray[np.int32]
-    logit_rows: IntRow
+    NAMES = (
+        "tokens",
+        "positions",
+        "slots",
+        "seq_starts",
+        "kv_lens",
+        "block_tables",
+        "logit_rows",
+    )
+
+    def __init__(
+        self, packed: IntRow, tokens: int, sequences: int, table_width: int, rows: int
+    ) -> None:
+        self.packed = packed
+        self.sizes = (tokens, sequences, table_width, rows)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        tokens: IntRow,
+        positions: IntRow,
+        slots: IntRow,
+        seq_starts: IntRow,
+        kv_lens: IntRow,
+        block_tables: IntRow,
+        logit_rows: IntRow,
+    ) -> StepInputs:
+        """From separate arrays."""
+        arrays = (tokens, positions, slots, seq_starts, kv_lens, block_tables.ravel(), logit_rows)
+        packed = np.concatenate(arrays).astype(np.int32, copy=False)
+        sequences, width = block_tables.shape
+        return cls(packed, tokens.size, sequences, width, logit_rows.size)
+
+    def arrays(self, packed: IntRow | None = None) -> dict[str, IntRow]:
+        """The arrays by name, as views of `packed` or of a buffer laid out alike."""
+        memory = self.packed if packed is None else packed
+        tokens, sequences, width, rows = self.sizes
+        counts = (tokens, tokens, tokens, sequences + 1, sequences, sequences * width, rows)
+        views, start = {}, 0
+        for name, count in zip(self.NAMES, counts, strict=True):
+            views[name] = memory[start : start + count]
+            start += count
+        views["block_tables"] = views["block_tables"].reshape(sequences, width)
+        return views
+
+    def __getattr__(self, name: str) -> IntRow:
+        if name not in self.NAMES:
+            raise AttributeError(name)
+        return self.arrays()[name]
+
+
+@dataclass(frozen=True)
+class BestLogits:
+    """The best logit of each row: the first NaN of a row, or its largest logit's lowest id.
+
+    Attributes:
+        ids: int32 ``[R]``.
+        logits: float32 ``[R]``; not finite where there is no distribution to choose from.
+    """
+
+    ids: IntRow
+    logits: NDArray[np.float32]
 
 
 class Session(Protocol):
@@ -103,9 +164,23 @@ class Session(Protocol):
         """
         ...
 
+    def best(self, inputs: StepInputs) -> BestLogits:
+        """Run one step as `step` does, and return the best logit of each of `logit_rows` only.
+
+        Raises:
+            SpikeError: SPK616, the executor failed.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of the model and the pools."""
         ...
+
+
+def best_of(logits: NDArray[np.float32]) -> BestLogits:
+    """The best of each row of logits, float32 ``[R, V]``."""
+    ids = logits.argmax(-1).astype(np.int32)  # numpy's arg max stops at the first NaN
+    return BestLogits(ids, logits[np.arange(len(logits)), ids])
 
 
 def step_failed(cause: str) -> SpikeError:

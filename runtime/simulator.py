@@ -18,7 +18,7 @@ from .qos import Qos
 from .sampling_params import SamplingParams
 from .scheduler import SchedulingPolicy
 from .sequence import Completion, Request
-from .session import SessionLimits, StepInputs
+from .session import BestLogits, SessionLimits, StepInputs, best_of
 from .stats import EngineStats
 from .step_cost import StepCost, StepShape
 
@@ -84,6 +84,10 @@ class SimulatedSession:
         rows = inputs.logit_rows.size
         self.seconds += self._cost.seconds(StepShape(inputs.tokens.size, rows, reads))
         return np.zeros((rows, self.limits.vocab_size), np.float32)
+
+    def best(self, inputs: StepInputs) -> BestLogits:
+        """The same; the best of equal logits is the first."""
+        return best_of(self.step(inputs))
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -1,13 +1,13 @@
 """A session over the streaming ABI: flat tokens, paged KV written in place, one run per step.
 
-All memory is bound once. A step copies seven small arrays into staging buffers (bound again only
-when a shape changes) and runs; the pools never move and are never copied.
+All memory is bound once. A step copies its small arrays into a staging buffer (bound again only
+when a shape changes) and runs; the pools never move and are never copied. Of the logits only rows
+that are wanted are written; which of each row is best comes out beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from ..compiler.engine.config import EngineConfig
 from .block_bytes import BlockBytes
 from .kv_pool import pool_memory
 from .ort import open_session, require_names, sentence
-from .session import SessionLimits, StepInputs, step_failed
+from .session import BestLogits, SessionLimits, StepInputs, step_failed
 
-STEP_INPUTS = tuple(field.name for field in fields(StepInputs))
-LOGITS = "logits"
+LOGITS, WANTED = "logits", "wanted_logits"
+BEST_IDS, BEST_LOGITS = "best_ids", "best_logits"
 
 
 class StreamingSession:
@@ -50,11 +50,15 @@ class StreamingSession:
     ) -> None:
         states = config.spike.states
         self._limits = limits
-        self._session = open_session(model, ops_library, threads, reading)
-        inputs = {*STEP_INPUTS, *(state.input for state in states)}
-        require_names(self._session, inputs, {LOGITS, *(state.output for state in states)}, model)
+        # What there was to fuse is fused: the graph is little more than our kernels.
+        self._session = open_session(model, ops_library, threads, reading, optimise=False)
+        inputs = {*StepInputs.NAMES, WANTED, *(state.input for state in states)}
+        outputs = {LOGITS, BEST_IDS, BEST_LOGITS, *(state.output for state in states)}
+        require_names(self._session, inputs, outputs, model)
         self._binding: Any = self._session.io_binding()
-        self._staged: dict[str, NDArray[np.int32]] = {}
+        self._bound: tuple[int, ...] = ()  # sizes of what is bound: T, B, M, R, wanted rows
+        self._staged = self._wanted = self._ids = np.empty(0, np.int32)
+        self._best = np.empty(0, np.float32)
         self._logits = np.empty((0, limits.vocab_size), np.float32)
         self._pools: list[NDArray[np.uint8]] = []
         for state in states:
@@ -74,17 +78,28 @@ class StreamingSession:
 
     def step(self, inputs: StepInputs) -> NDArray[np.float32]:
         """See `Session.step`."""
-        for name in STEP_INPUTS:
-            self._stage(name, getattr(inputs, name))
-        if not inputs.logit_rows.size:
+        self._run(inputs, inputs.sizes[-1])
+        return self._logits
+
+    def best(self, inputs: StepInputs) -> BestLogits:
+        """See `Session.best`."""
+        self._run(inputs, 0)
+        rows = inputs.sizes[-1]
+        return BestLogits(self._ids[:rows], self._best[:rows])
+
+    def _run(self, inputs: StepInputs, wanted: int) -> None:
+        if inputs.sizes[-1] == 0:
             # Kernels are not asked for zero rows: one is computed and dropped.
-            self._stage("logit_rows", inputs.seq_starts[-1:] - np.int32(1))
-        self._bind_logits(max(1, inputs.logit_rows.size))
+            tokens, sequences, width, _ = inputs.sizes
+            packed = np.append(inputs.packed, np.int32(tokens - 1))
+            inputs = StepInputs(packed, tokens, sequences, width, 1)
+        if self._bound != (*inputs.sizes, wanted):
+            self._bind(inputs, wanted)
+        self._staged[...] = inputs.packed
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise step_failed(sentence(error)) from error
-        return self._logits[: inputs.logit_rows.size]
 
     def close(self) -> None:
         """Let go of the model and the pools."""
@@ -92,20 +107,22 @@ class StreamingSession:
         self._session = None
         self._blocks = None
         self._pools.clear()
-        self._staged.clear()
 
-    def _stage(self, name: str, values: NDArray[np.int32]) -> None:
-        staged = self._staged.get(name)
-        if staged is None or staged.shape != values.shape:
-            staged = self._staged[name] = np.empty(values.shape, np.int32)
-            self._binding.bind_input(name, "cpu", 0, np.int32, staged.shape, staged.ctypes.data)
-        staged[...] = values
-
-    def _bind_logits(self, rows: int) -> None:
-        if self._logits.shape[0] != rows:
-            self._logits = np.empty((rows, self._limits.vocab_size), np.float32)
-            shape, address = self._logits.shape, self._logits.ctypes.data
-            self._binding.bind_output(LOGITS, "cpu", 0, np.float32, shape, address)
+    def _bind(self, inputs: StepInputs, wanted: int) -> None:
+        """Memory for steps of these sizes."""
+        rows = inputs.sizes[-1]
+        self._staged = np.empty_like(inputs.packed)
+        self._wanted = np.arange(wanted, dtype=np.int32)
+        self._ids, self._best = np.empty(rows, np.int32), np.empty(rows, np.float32)
+        if self._logits.shape[0] != wanted:
+            self._logits = np.empty((wanted, self._limits.vocab_size), np.float32)
+        for name, array in {**inputs.arrays(self._staged), WANTED: self._wanted}.items():
+            self._binding.bind_input(name, "cpu", 0, np.int32, array.shape, array.ctypes.data)
+        results = {BEST_IDS: self._ids, BEST_LOGITS: self._best, LOGITS: self._logits}
+        for name, result in results.items():
+            kind, shape, address = result.dtype.type, result.shape, result.ctypes.data
+            self._binding.bind_output(name, "cpu", 0, kind, shape, address)
+        self._bound = (*inputs.sizes, wanted)
 
     def _bind_pool(self, name_in: str, name_out: str, shape: tuple[int, ...]) -> None:
         pool = pool_memory(int(np.prod(shape, dtype=np.int64)))

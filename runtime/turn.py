@@ -12,9 +12,9 @@ from ..errors import SpikeError
 from .batch import Chunk
 from .blocks import BlockPool
 from .logprobs import token_logprobs
-from .sampling import Choice, choose_rows, unusable
+from .sampling import Choice, choose_best, choose_rows, unusable
 from .scheduler import Share
-from .session import SessionLimits
+from .session import BestLogits, SessionLimits
 from .step_cost import StepShape, reads
 
 FloatRows = NDArray[np.float32]
@@ -47,6 +47,11 @@ class Turn:
         self.rows = range(first, self.count)
         self.prompt_rows = last - first
         self.drafts: list[int] = []
+
+    @property
+    def takes_best(self) -> bool:
+        """Whether the best logit of each of its rows is all that it needs."""
+        return not self.prompt_rows and (not self.complete or self.request.sampler.takes_best)
 
     def chunk(self) -> Chunk:
         """Its part of the step's arrays."""
@@ -123,25 +128,35 @@ def turns_shape(turns: Sequence[Turn]) -> StepShape:
     )
 
 
-def settle(turns: Sequence[Turn], logits: FloatRows) -> None:
+def settle(turns: Sequence[Turn], found: FloatRows | BestLogits) -> None:
     """Give every request what the step found for it.
 
     Args:
         turns: those of the step, in its order.
-        logits: their `rows`, one turn after the other, float32 ``[R, V]``.
+        found: their `rows`, one turn after the other: logits, float32 ``[R, V]``, or the best of
+            each where all `turns` take that.
     """
     active: list[tuple[Turn, int]] = []  # with their next rows
     end = 0
     for turn in turns:
         start, end = end, end + len(turn.rows)
-        turn.take_prompt(logits[start : start + turn.prompt_rows])
+        if not isinstance(found, BestLogits):
+            turn.take_prompt(found[start : start + turn.prompt_rows])
         turn.request.advance(turn.count)
         if turn.complete and not turn.request.finished:
             active.append((turn, start + turn.prompt_rows))
     depth = 0
     while active:
-        rows = [logits[row] for _, row in active]
-        chosen = choose_rows(rows, [turn.request.sampler for turn, _ in active])
-        pairs = zip(active, chosen, strict=True)
+        pairs = zip(active, _choices(active, found), strict=True)
         active = [(turn, row + 1) for (turn, row), choice in pairs if turn.take(choice, depth)]
         depth += 1
+
+
+def _choices(
+    active: Sequence[tuple[Turn, int]], found: FloatRows | BestLogits
+) -> list[Choice | SpikeError]:
+    rows = [row for _, row in active]
+    if isinstance(found, BestLogits):
+        return choose_best(found, rows)
+    samplers = [turn.request.sampler for turn, _ in active]
+    return choose_rows([found[row] for row in rows], samplers)

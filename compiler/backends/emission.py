@@ -27,6 +27,7 @@ from ..ir import (
     Value,
     choices,
 )
+from .folds import Folds
 
 ONNX_DTYPE = {
     DType.F32: TensorProto.FLOAT,
@@ -74,11 +75,13 @@ class Emission:
     Args:
         stored: location of every constant that lies in the weights file, by constant name.
         weights_file: file name that external data refers to.
+        folds: which nodes are emitted as part of another one.
     """
 
     graph: Graph
     stored: dict[str, StoredTensor]
     weights_file: str
+    folds: Folds
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initialisers: dict[str, onnx.TensorProto] = field(default_factory=dict)
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)

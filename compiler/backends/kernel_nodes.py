@@ -8,6 +8,7 @@ import numpy as np
 
 from ..ir import Constant, Dim, DType, Node, Operand, Shape, SymDim, Value, attribute, op_of
 from .emission import DOMAIN, ONNX_DTYPE, Emission
+from .folds import Rotated
 from .primitive_nodes import Emit
 
 
@@ -25,13 +26,51 @@ def _spike(emission: Emission, op: str, inputs: list[str], node: Node, **attrs: 
     emission.node(op, inputs, node.results[0].name, domain=DOMAIN, **attrs)
 
 
+def _in_place(names: list[str], place: int, name: str) -> None:
+    """Puts an optional input where it belongs, behind empty names for those that are missing."""
+    names.extend([""] * (place + 1 - len(names)))
+    names[place] = name
+
+
+def _normed(emission: Emission, node: Node, names: list[str], place: int) -> dict[str, float]:
+    """The input of a product, and the norm in front of it at its place; attributes of that norm."""
+    norm = emission.folds.norms.get(id(node))
+    if norm is None:
+        return {}
+    names[0] = emission.operand(norm.operands[0])
+    _in_place(names, place, emission.operand(norm.operands[1]))
+    return {"norm_eps": float(attribute(norm, "eps"))}
+
+
+def _names(emission: Emission, node: Node) -> list[str]:
+    """A product's operands; its input may be a value that is never made."""
+    first = "" if id(node) in emission.folds.norms else emission.operand(node.operands[0])
+    return [first, *(emission.operand(o) for o in node.operands[1:])]
+
+
 def _linear(emission: Emission, node: Node) -> None:
-    names = [emission.operand(o) for o in node.operands]
+    names = _names(emission, node)
     if not isinstance(node.operands[1], Constant):
         return _product(emission, node, names)
+    norm = _normed(emission, node, names, 4)
     weight = _matrix(node.operands[1])
     n, k = map(_int, weight.shape)
-    return _spike(emission, "Linear", names, node, format=weight.format, n=n, k=k)
+    return _spike(emission, "Linear", names, node, format=weight.format, n=n, k=k, **norm)
+
+
+def emit_choice(emission: Emission, logits: Value, wanted: str, outputs: list[str]) -> None:
+    """The best of each row of logits, and the wanted rows; by the product itself if it can."""
+    head = emission.folds.head
+    if head is None:
+        inputs, op, attrs = [logits.name, wanted], "Choose", dict[str, Any]()
+    else:
+        weight = _matrix(head.operands[1])
+        x, w, *bias = _names(emission, head)
+        inputs, op = [x, w, wanted, *bias], "Head"
+        attrs = dict(zip("nk", map(_int, weight.shape), strict=True))
+        attrs |= {"format": weight.format, **_normed(emission, head, inputs, 4)}
+    emission.node(op, inputs, outputs[0], domain=DOMAIN, **attrs)
+    emission.nodes[-1].output.extend(outputs[1:])
 
 
 def _product(emission: Emission, node: Node, names: list[str]) -> None:
@@ -45,11 +84,12 @@ def _product(emission: Emission, node: Node, names: list[str]) -> None:
 
 
 def _linear_residual(emission: Emission, node: Node) -> None:
-    x, weight, residual, *bias = node.operands
+    _, weight, residual, *bias = node.operands
     n, k = map(_int, _matrix(weight).shape)
-    names = [emission.operand(o) for o in (x, weight)]
+    names = _names(emission, node)[:2]
     names += [emission.operand(bias[0]) if bias else "", emission.operand(residual)]
-    _spike(emission, "Linear", names, node, format=_matrix(weight).format, n=n, k=k)
+    norm = _normed(emission, node, names, 4)
+    _spike(emission, "Linear", names, node, format=_matrix(weight).format, n=n, k=k, **norm)
 
 
 def _embedding(emission: Emission, node: Node) -> None:
@@ -60,10 +100,11 @@ def _embedding(emission: Emission, node: Node) -> None:
 
 
 def _gated_mlp(emission: Emission, node: Node) -> None:
-    names = [emission.operand(o) for o in node.operands]
+    names = _names(emission, node)
     if attribute(node, "biases"):
         biases, residual = names[4:7], names[7:] or [""]
         names = [*names[:4], *residual, *biases]
+    norm = _normed(emission, node, names, 8)
     gate, up, down = (_matrix(o) for o in node.operands[1:4])
     m, k = map(_int, gate.shape)
     _spike(
@@ -78,6 +119,7 @@ def _gated_mlp(emission: Emission, node: Node) -> None:
         k=k,
         m=m,
         n=_int(down.shape[0]),
+        **norm,
     )
 
 
@@ -112,14 +154,37 @@ def _moe(emission: Emission, node: Node) -> None:
 
 
 def _qkv(emission: Emission, node: Node) -> None:
-    names = [emission.operand(o) for o in node.operands]
+    _emit_qkv(emission, node, _names(emission, node), {})
+
+
+def _emit_qkv(emission: Emission, node: Node, names: list[str], attrs: dict[str, Any]) -> None:
+    attrs = {**attrs, **_normed(emission, node, names, 7)}
     weights = dict(zip("qkv", map(_matrix, node.operands[1:4]), strict=True))
-    attrs: dict[str, Any] = {f"{name}_format": w.format for name, w in weights.items()}
+    attrs |= {f"{name}_format": w.format for name, w in weights.items()}
     attrs |= {f"{name}_n": _int(w.shape[0]) for name, w in weights.items()}
     k = _int(weights["q"].shape[1])
     results = [v.name for v in node.results]
     emission.node("Qkv", names, results[0], domain=DOMAIN, k=k, **attrs)
     emission.nodes[-1].output.extend(results[1:])
+
+
+def _rotated_qkv(emission: Emission, attention: Node, rotated: Rotated) -> list[str]:
+    """Queries, keys and values as the attention reads them, from one node."""
+    product = rotated.product
+    names, attrs = _names(emission, product), dict[str, Any]()
+    for place, (letter, norm) in enumerate(zip("qk", rotated.norms, strict=True)):
+        attrs[f"{letter}_heads"] = _int(attention.value(place).shape[1])
+        if norm is not None:
+            _in_place(names, 8 + place, emission.operand(norm.operands[1]))
+            attrs[f"{letter}_norm_eps"] = float(attribute(norm, "eps"))
+    if rotated.ropes is not None:
+        rope = rotated.ropes[0]
+        for place in (1, 2):
+            table = _table(emission, rope.value(place), rope.result.shape[:-2])
+            _in_place(names, 9 + place, table)
+        attrs["style"] = attribute(rope, "style")
+    _emit_qkv(emission, product, names, attrs)
+    return [v.name for v in product.results]
 
 
 def _rms_norm(emission: Emission, node: Node) -> None:
@@ -150,7 +215,10 @@ def _table(emission: Emission, table: Value, lead: Shape) -> str:
 
 def _paged_attention(emission: Emission, node: Node) -> None:
     """q, k, v become [T, heads * width]; the pools are graph inputs and, in place, outputs."""
-    rows = [emission.reshaped(v.name, _two_axes(v.shape)) for v in map(node.value, range(3))]
+    if rotated := emission.folds.rotated.get(id(node)):
+        rows = _rotated_qkv(emission, node, rotated)
+    else:
+        rows = [emission.reshaped(v.name, _two_axes(v.shape)) for v in map(node.value, range(3))]
     states = [emission.graph.states[str(attribute(node, n))] for n in ("key", "value")]
     step = [emission.operand(o) for o in node.operands[3:]]
     heads, width = node.value(0).shape[1], node.result.shape[2]
@@ -175,7 +243,18 @@ def _paged_attention(emission: Emission, node: Node) -> None:
     emission.nodes[-1].output.extend(f"kv.{s.name}.out" for s in states)
     shape: Shape = (node.result.shape[0], _int(heads) * _int(width))
     emission.once[("reshape", node.result.name, shape)] = flat
-    emission.node("Reshape", [flat, emission.shape(node.result.shape)], node.result.name)
+    readers = emission.folds.users.of(node.result)
+    if node.result.precision is None and all(_flattens(reader, shape) for reader in readers):
+        for reader in readers:  # the op's own result is what they would make
+            reader.result.name = flat
+            emission.folds.inside.add(id(reader))
+    else:
+        emission.node("Reshape", [flat, emission.shape(node.result.shape)], node.result.name)
+
+
+def _flattens(reader: Node, shape: Shape) -> bool:
+    result = reader.result
+    return reader.op == "reshape" and result.shape == shape and result.precision is None
 
 
 def _two_axes(shape: Shape) -> Shape:

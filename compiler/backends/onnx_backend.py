@@ -6,7 +6,8 @@ import onnx
 
 from ..ir import OPS, DType, Graph, Kind, Node, State, TensorType, Value, symbol
 from .emission import ONNX_DTYPE, Emission, StoredTensor, value_info
-from .kernel_nodes import KERNELS
+from .folds import find_folds
+from .kernel_nodes import KERNELS, emit_choice
 from .primitive_nodes import PRIMITIVES
 
 EMITTERS = {**PRIMITIVES, **KERNELS}
@@ -17,7 +18,8 @@ KERNEL_NAMES = {
 }
 """Who runs each op: standard nodes of ONNX Runtime, or our kernels."""
 PAGED = "kv."
-LOGITS = "logits"
+LOGITS, WANTED = "logits", "wanted_logits"
+BEST_IDS, BEST_LOGITS = "best_ids", "best_logits"
 
 
 def emit_onnx(
@@ -38,14 +40,18 @@ def emit_onnx(
 
     Inputs and outputs are those of docs/engine-format.md for the graph's ABI.
     """
-    emission = Emission(graph, stored, weights_file)
-    graph.outputs[0].name = LOGITS
+    emission = Emission(graph, stored, weights_file, find_folds(graph))
+    chooses = any(value.name == "logit_rows" for value in graph.inputs)
+    graph.outputs[0].name = "all_logits" if chooses else LOGITS
     for value in graph.inputs:
         _input(emission, value)
     for node in graph.nodes:
-        EMITTERS[node.op](emission, node)
-        _round(emission, node)
+        if id(node) not in emission.folds.inside:
+            EMITTERS[node.op](emission, node)
+            _round(emission, node)
     emission.outputs = [value_info(v.name, v.type) for v in graph.outputs]
+    if chooses:
+        emission.outputs[:1] = _choice(emission, graph.outputs[0])
     for state in graph.states.values():
         if state.input is None:
             _pool(emission, state, row_bytes[state.name], tokens_per_block)
@@ -53,6 +59,19 @@ def emit_onnx(
             assert state.output is not None
             emission.outputs.append(value_info(state.output.name, state.output.type))
     return emission.model("spikeinfer")
+
+
+def _choice(emission: Emission, logits: Value) -> list[onnx.ValueInfoProto]:
+    """The best of every row, and the rows themselves that an input names."""
+    rows, width = logits.shape
+    outputs = {
+        BEST_IDS: TensorType(DType.I32, (rows,)),
+        BEST_LOGITS: TensorType(DType.F32, (rows,)),
+        LOGITS: TensorType(DType.F32, (symbol("F"), width)),
+    }
+    emission.inputs.append(value_info(WANTED, TensorType(DType.I32, (symbol("F"),))))
+    emit_choice(emission, logits, WANTED, list(outputs))
+    return [value_info(name, kind) for name, kind in outputs.items()]
 
 
 def _input(emission: Emission, value: Value) -> None:

@@ -1,7 +1,8 @@
-// Linear(x f32[..., K], w u8, bias? f32[N], residual? f32[..., N]) -> f32[..., N];
-// attributes format, n, k.
+// Linear(x f32[..., K], w u8, bias? f32[N], residual? f32[..., N], norm? f32[K]) -> f32[..., N];
+// attributes format, n, k, norm_eps.
 #include "core/linear.h"
 
+#include "ops/norm_in_front.h"
 #include "ops/op.h"
 #include "ops/ops.h"
 
@@ -11,12 +12,14 @@ namespace {
 struct Linear {
   static Declaration declare() {
     return {"Linear",
-            {{ORT_F32}, {ORT_U8}, {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL}},
+            {{ORT_F32}, {ORT_U8}, {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL},
+             {ORT_F32, ORT_OPTIONAL}},
             {{ORT_F32}}};
   }
 
   explicit Linear(const Info& info)
-      : w(info.weight(1, info.text("format"), info.integer("n"), info.integer("k"))) {}
+      : w(info.weight(1, info.text("format"), info.integer("n"), info.integer("k"))),
+        norm(info, 4) {}
 
   void compute(Context& context) const {
     const Tensor x = context.input(0);
@@ -28,11 +31,12 @@ struct Linear {
     y.dims[y.rank - 1] = w.n;
     const float* bias = context.optional(2, std::span(&w.n, 1), "bias");
     const float* residual = context.optional(3, y.shape(), "residual");
-    linear(context.parallel(), w, x.as<float>(), tokens, bias, residual,
-           context.output_like(0, x, w.n));
+    float* out = context.output_like(0, x, w.n);
+    linear(context.parallel(), w, norm.of(context, x, tokens, w.k), tokens, bias, residual, out);
   }
 
   Matrix w;
+  NormInFront norm;
 };
 
 }  // namespace

@@ -87,10 +87,16 @@ OrtStatus* failure_status(const OrtApi& api, const char* op, const std::string& 
 }
 
 std::string Info::text(const char* name) const {
+  std::string found = text(name, "");
+  if (found.empty()) throw Failure(std::string("attribute '") + name + "' is missing");
+  return found;
+}
+
+std::string Info::text(const char* name, const char* otherwise) const {
   size_t size = 0;
   OrtStatus* status = api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size);
   if (status != nullptr) api_.ReleaseStatus(status);
-  if (size == 0) throw Failure(std::string("attribute '") + name + "' is missing");
+  if (size == 0) return otherwise;
   std::string text(size, '\0');
   check(api_, api_.KernelInfoGetAttribute_string(info_, name, text.data(), &size));
   text.resize(size - 1);  // without the terminating zero

@@ -14,6 +14,7 @@
 
 #include "core/linear.h"
 #include "core/parallel.h"
+#include "ops/op_clock.h"
 #include "ops/ort_api.h"
 
 namespace spike::ops {
@@ -50,6 +51,7 @@ class Info {
   Info(const OrtApi& api, const OrtKernelInfo* info) : api_(api), info_(info) {}
 
   std::string text(const char* name) const;
+  std::string text(const char* name, const char* otherwise) const;
   int64_t integer(const char* name) const;
   int64_t integer(const char* name, int64_t otherwise) const;
   float number(const char* name) const;
@@ -91,6 +93,8 @@ class Context {
  public:
   Context(const OrtApi& api, OrtKernelContext* context);
 
+  /// Whether an optional input is there.
+  bool given(size_t index) const { return value(index) != nullptr; }
   Tensor input(size_t index) const;
   /// Data of an optional fp32 input, or null; fails unless its dims are `wanted`.
   const float* optional(size_t index, std::span<const int64_t> wanted, const char* name) const;
@@ -134,6 +138,11 @@ class CustomOp {
     return instance;
   }
 
+  static OpClock& clock() {
+    static OpClock instance(declaration().name);
+    return instance;
+  }
+
   static OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info,
                            void** kernel) noexcept {
     std::string node;
@@ -148,6 +157,7 @@ class CustomOp {
   }
 
   static OrtStatus* compute(void* kernel, OrtKernelContext* raw) noexcept {
+    const OpClock::Span span(clock());
     auto* instance = static_cast<Instance*>(kernel);
     try {
       Context context(instance->api, raw);
@@ -168,6 +178,7 @@ class CustomOp {
   }
 
   static OrtCustomOp make() {
+    clock();  // joins the list while one thread registers the ops
     OrtCustomOp op{};
     op.version = 18;
     op.GetName = [](const OrtCustomOp*) { return declaration().name; };

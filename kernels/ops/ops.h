@@ -14,5 +14,7 @@ const OrtCustomOp* qkv_op();
 const OrtCustomOp* rms_norm_op();
 const OrtCustomOp* rope_op();
 const OrtCustomOp* attention_op();
+const OrtCustomOp* head_op();
+const OrtCustomOp* choose_op();
 
 }  // namespace spike::ops

@@ -10,7 +10,8 @@ constexpr uint32_t api_version = 17;  // the first with KernelContext_ParallelFo
 OrtStatus* add_ops(const OrtApi& api, OrtCustomOpDomain* domain) {
   using namespace spike::ops;
   for (const OrtCustomOp* op : {linear_op(), embedding_op(), gated_mlp_op(), qkv_op(), moe_op(),
-                                route_op(), rms_norm_op(), rope_op(), attention_op()})
+                                route_op(), rms_norm_op(), rope_op(), attention_op(), head_op(),
+                                choose_op()})
     if (OrtStatus* status = api.CustomOpDomain_Add(domain, op)) return status;
   return nullptr;
 }

@@ -6,6 +6,7 @@
 
 #include "ops/op.h"
 #include "ops/ops.h"
+#include "ops/rope_style.h"
 
 namespace spike::ops {
 namespace {
@@ -26,11 +27,6 @@ struct Rope {
   }
 
   explicit Rope(const Info& info) : style(read_style(info.text("style"))) {}
-
-  static RopeStyle read_style(const std::string& name) {
-    if (const auto style = parse_rope_style(name)) return *style;
-    throw Failure("unknown style '" + name + "' (half or interleaved)");
-  }
 
   void compute(Context& context) const {
     const Tensor x = context.input(0), cos = context.input(1), sin = context.input(2);

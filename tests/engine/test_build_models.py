@@ -229,7 +229,6 @@ def test_structures_equal_the_source(structure: str, streaming: bool, tmp_path: 
         tmp_path / "engine",
         dtype="float32",
         enable_streaming=streaming,
-        pass_options={"fuse-qkv": {"enabled": True}},
     )
     assert build(request).evidence.status == "passed"
 

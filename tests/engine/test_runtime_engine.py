@@ -24,7 +24,7 @@ from spikeinfer.runtime.chat import ChatTemplate
 from spikeinfer.runtime.kv_tier import TierOptions
 from spikeinfer.runtime.loading import LoadedEngine
 from spikeinfer.runtime.scheduler import SchedulingPolicy
-from spikeinfer.runtime.session import SessionLimits, StepInputs
+from spikeinfer.runtime.session import BestLogits, SessionLimits, StepInputs, best_of
 from spikeinfer.runtime.step_cost import CostModel, StepCost
 from spikeinfer.runtime.stream import TokenStream
 from spikeinfer.runtime.text_codec import TextCodec
@@ -45,6 +45,7 @@ class ToySession:
         self.pool = np.full(self.limits.num_blocks * 4, -1, np.int64)
         self.blocks = BlockBytes([self.pool.view(np.uint8)], self.limits.num_blocks)
         self.steps: list[StepInputs] = []
+        self.greedy_steps = 0  # those that gave no logits
         self.closed = False
         self.pause = 0.0  # seconds in which other threads run, as they do while kernels compute
 
@@ -57,6 +58,10 @@ class ToySession:
         self.pool[inputs.slots] = inputs.tokens
         rows = [self._logits(inputs, int(row)) for row in inputs.logit_rows]
         return np.array(rows, np.float32).reshape(-1, VOCAB)
+
+    def best(self, inputs: StepInputs) -> BestLogits:
+        self.greedy_steps += 1
+        return best_of(self.step(inputs))
 
     def close(self) -> None:
         self.closed = True
@@ -76,7 +81,7 @@ class ToySession:
         return logits
 
     def _check(self, inputs: StepInputs) -> None:
-        arrays = [getattr(inputs, name) for name in inputs.__dataclass_fields__]
+        arrays = list(inputs.arrays().values())
         assert all(a.dtype == np.int32 and a.flags.c_contiguous for a in arrays)
         assert 1 <= inputs.tokens.size <= self.limits.max_num_tokens
         assert 1 <= inputs.kv_lens.size <= self.limits.max_batch_size
@@ -117,7 +122,7 @@ def reference(prompt: list[int], count: int) -> list[int]:
     for _ in range(count):
         n = len(tokens)
         index = np.arange(n, dtype=np.int32)
-        whole = StepInputs(
+        whole = StepInputs.of(
             tokens=np.array(tokens, np.int32),
             positions=index,
             slots=index,
@@ -250,6 +255,29 @@ def test_nan_logits_end_one_request() -> None:
     assert bad.error.code == "SPK609"
     with pytest.raises(SpikeError, match="SPK609"):
         engine.generate([NAN_TOKEN])
+
+
+def test_logits_come_to_python_only_if_somebody_needs_them() -> None:
+    engine, session = open_toy()
+    assert engine.complete([1, 2], max_tokens=5).token_ids == reference([1, 2], 5)
+    assert session.greedy_steps == len(session.steps) == 5
+    engine.complete([1, 2], max_tokens=5, temperature=0.5, seed=1)
+    engine.complete([1, 2], max_tokens=5, presence_penalty=0.5)
+    assert (session.greedy_steps, len(session.steps)) == (5, 15)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"presence_penalty": 0.0}])
+def test_nan_logits_end_one_request_of_either_kind(options: dict[str, float]) -> None:
+    engine, _ = open_toy()
+    streams = [
+        engine.stream([NAN_TOKEN], max_tokens=3),
+        engine.stream([1, 2], max_tokens=3, **options),
+    ]
+    for stream in streams:
+        stream.submit_locked()
+    streams[1].run()
+    assert streams[0].completion.finish_reason == "error"
+    assert len(streams[1].completion.token_ids) == 3
 
 
 def test_a_failed_step_ends_its_requests_and_the_engine_lives() -> None:

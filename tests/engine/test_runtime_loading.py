@@ -47,6 +47,7 @@ def streaming_model() -> onnx.ModelProto:
         "kv_lens": ["B"],
         "block_tables": ["B", "M"],
         "logit_rows": ["R"],
+        "wanted_logits": ["F"],
     }
     nodes = [
         helper.make_node("Reshape", ["pool", "flat_shape"], ["flat"]),
@@ -62,7 +63,11 @@ def streaming_model() -> onnx.ModelProto:
         helper.make_node("Cast", ["chosen"], ["chosen_f"], to=f32),
         helper.make_node("Unsqueeze", ["chosen_f", "last"], ["column"]),
         helper.make_node("Mul", ["column", "ten_row"], ["wide"]),
-        helper.make_node("Add", ["wide", "total"], ["logits"]),
+        helper.make_node("Add", ["wide", "total"], ["all"]),
+        helper.make_node("Gather", ["all", "wanted_logits"], ["logits"]),
+        helper.make_node("ReduceMax", ["all", "last"], ["best_logits"], keepdims=0),
+        helper.make_node("ArgMax", ["all"], ["best_ids64"], axis=-1, keepdims=0),
+        helper.make_node("Cast", ["best_ids64"], ["best_ids"], to=i32),
     ]
     constants = {
         "flat_shape": np.array([-1], np.int64),
@@ -72,7 +77,9 @@ def streaming_model() -> onnx.ModelProto:
     inputs = [helper.make_tensor_value_info(n, i32, s) for n, s in shapes.items()]
     inputs.append(helper.make_tensor_value_info("pool", u8, pool_shape))
     outputs = [
-        helper.make_tensor_value_info("logits", f32, ["R", VOCAB]),
+        helper.make_tensor_value_info("logits", f32, ["F", VOCAB]),
+        helper.make_tensor_value_info("best_ids", i32, ["R"]),
+        helper.make_tensor_value_info("best_logits", f32, ["R"]),
         helper.make_tensor_value_info("pool_out", u8, pool_shape),
     ]
     return model_of(nodes, inputs, outputs, constants)

@@ -15,7 +15,7 @@ from spikeinfer.runtime.loading import LoadedEngine
 from spikeinfer.runtime.loop import BatchLoop
 from spikeinfer.runtime.prompts import RequestOptions, make_request
 from spikeinfer.runtime.sequence import Completion
-from spikeinfer.runtime.session import SessionLimits, StepInputs
+from spikeinfer.runtime.session import BestLogits, SessionLimits, StepInputs, best_of
 from spikeinfer.runtime.text_codec import TextCodec
 
 MODELS = Path(__file__).resolve().parents[2] / ".cache" / "models"
@@ -53,6 +53,9 @@ class RandomSession:
         keys = [(int(inputs.tokens[t]), int(inputs.positions[t])) for t in inputs.logit_rows]
         rows = [np.random.default_rng(key).normal(0, 3, self.limits.vocab_size) for key in keys]
         return np.array(rows, np.float32).reshape(len(keys), -1)
+
+    def best(self, inputs: StepInputs) -> BestLogits:
+        return best_of(self.step(inputs))
 
     def close(self) -> None:
         pass

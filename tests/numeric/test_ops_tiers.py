@@ -11,7 +11,7 @@ import pytest
 from spikeinfer.kernels import cpu_tier
 
 TIERS = ("scalar", "avx2", "avx512")
-FILES = ("test_ops_attention.py", "test_ops_rows.py", "test_ops_weights.py")
+FILES = ("test_ops_attention.py", "test_ops_folded.py", "test_ops_rows.py", "test_ops_weights.py")
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from spikeinfer.compiler.ir import parse_graph
 from spikeinfer.passes.manager import run_pipeline
-from spikeinfer.passes.pipeline import configure, default_pipeline
+from spikeinfer.passes.pipeline import default_pipeline
 from spikeinfer.passes.validate import ValidatePasses
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "numeric" / "planted_faults"))
@@ -21,6 +21,6 @@ def test_healthy_passes_are_not_accused(seed: int) -> None:
     watch = ValidatePasses(weights(model, seed).__getitem__, LONGEST, seed)
     run_pipeline(
         parse_graph(traced(model)),
-        configure(default_pipeline(), options={"fuse-qkv": {"enabled": True}}),
+        default_pipeline(),
         watch,
     )

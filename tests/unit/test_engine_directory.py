@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from spikeinfer import ExitCode, SpikeError
 from spikeinfer.compiler.engine import (
+    FORMAT_VERSION,
     BuildConfig,
     EngineConfig,
     EngineDirectory,
@@ -226,7 +227,7 @@ def test_other_format_versions_are_named_with_what_to_do(tmp_path: Path) -> None
     error = failure(path)
     assert error.code == "SPK502"
     assert "format version 7 (written by SpikeInfer 3.1.0)" in error.what
-    assert "reads version 2" in error.what
+    assert f"reads version {FORMAT_VERSION}" in error.what
     assert "Install spikeinfer 3.1.0 or later" in error.remedy
     assert error.exit_code == ExitCode.UNSUPPORTED
 

@@ -12,7 +12,7 @@ from spikeinfer.runtime.loop import BatchLoop
 from spikeinfer.runtime.prompt_lookup import PromptLookup
 from spikeinfer.runtime.sampling_params import SamplingParams
 from spikeinfer.runtime.sequence import Completion, Request
-from spikeinfer.runtime.session import SessionLimits, StepInputs
+from spikeinfer.runtime.session import BestLogits, SessionLimits, StepInputs, best_of
 
 VOCAB = 23
 
@@ -38,6 +38,9 @@ class FakeSession:
         self.slots[inputs.slots] = inputs.tokens
         rows = [self.row(inputs, int(t)) for t in inputs.logit_rows]
         return np.stack(rows) if rows else np.empty((0, VOCAB), np.float32)
+
+    def best(self, inputs: StepInputs) -> BestLogits:
+        return best_of(self.step(inputs))
 
     def row(self, inputs: StepInputs, t: int) -> np.ndarray:
         b = int(np.searchsorted(inputs.seq_starts, t, side="right")) - 1

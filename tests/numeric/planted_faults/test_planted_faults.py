@@ -24,7 +24,7 @@ from spikeinfer.errors import SpikeError
 from spikeinfer.passes.base import Pass
 from spikeinfer.passes.blame import find_blame
 from spikeinfer.passes.manager import Observer, Phase, run_pass, run_pipeline
-from spikeinfer.passes.pipeline import configure, default_pipeline
+from spikeinfer.passes.pipeline import default_pipeline
 from spikeinfer.passes.repro import run_repro
 from spikeinfer.passes.scenarios import scenarios
 from spikeinfer.passes.validate import ROUNDING, ValidatePasses
@@ -32,7 +32,7 @@ from tiny_models import LONGEST, MODELS, traced, weights
 
 REQUIRED = 0.95
 
-PIPELINE = configure(default_pipeline(), options={"fuse-qkv": {"enabled": True}})
+PIPELINE = default_pipeline()
 
 
 @dataclass(frozen=True)
