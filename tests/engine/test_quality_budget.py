@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from spikeinfer import ExitCode, SpikeError
-from spikeinfer.compiler.assembly.calibration import OWN_TEXT
+from spikeinfer.compiler.assembly.calibration_text import OWN_TEXT
 from spikeinfer.compiler.assembly.overrides import Override
 from spikeinfer.compiler.assembly.weights import ARRAY, parameters
 from spikeinfer.compiler.engine import EngineDirectory

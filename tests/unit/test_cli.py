@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-from spikeinfer import ExitCode, SpikeError, cli
+from spikeinfer import ExitCode, SpikeError, cli, kernels
 from spikeinfer.console import explain
 from spikeinfer.console.guard import block, run
 from spikeinfer.console.terminal import LogLevel, Terminal
@@ -289,6 +289,29 @@ def test_doctor(spike: Callable[..., Outcome]) -> None:
     assert found["ok"]
     assert found["checks"]["kernels"].startswith("ok, ")
     assert found["packages"]["runtime"]["onnxruntime"]
+
+
+FEATURES = [
+    kernels.CpuFeature("avx2", "avx2", True),
+    kernels.CpuFeature("avx512f", "avx512", True),
+    kernels.CpuFeature("avx512_vnni", "avx512", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("used", "best", "said"),
+    [
+        ("avx2", "avx2", "ok, avx2; avx512 needs avx512_vnni"),
+        ("scalar", "avx2", "ok, scalar: SPIKE_CPU lowers it, this CPU has avx2"),
+    ],
+)
+def test_doctor_says_why_no_better_instructions(
+    spike: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, used: str, best: str, said: str
+) -> None:
+    monkeypatch.setattr(kernels, "cpu_features", lambda: FEATURES)
+    monkeypatch.setattr(kernels, "best_tier", lambda names: best if "avx2" in names else "")
+    monkeypatch.setattr(kernels, "cpu_tier", lambda: used)
+    assert json.loads(spike("doctor", "--json")[1])["checks"]["kernels"] == said
 
 
 def test_a_bug_asks_to_be_reported() -> None:
