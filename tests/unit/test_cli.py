@@ -82,6 +82,41 @@ def test_a_usage_error_as_json(spike: Callable[..., Outcome]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "code", "exit_code"),
+    [
+        ("-q q4_k_x", "SPK401", ExitCode.USAGE),
+        ("-q nvfp4", "SPK402", ExitCode.UNSUPPORTED),
+        ("-q q4_k_m --imatrix {tmp}/none", "SPK126", ExitCode.BAD_INPUT),
+        ("-q q4_k_m --calibration {tmp}/none", "SPK816", ExitCode.BAD_INPUT),
+        ("-q q4_k_m --calibration {tmp}/latin-1", "SPK816", ExitCode.BAD_INPUT),
+        ("-o {tmp}/latin-1", "SPK504", ExitCode.BAD_INPUT),
+        ("-o {tmp}", "SPK504", ExitCode.BAD_INPUT),
+        ("-o {tmp}/latin-1/deep/E", "SPK817", ExitCode.USAGE),
+    ],
+)
+def test_what_is_wrong_is_said_before_torch_is_imported(
+    spike: Callable[..., Outcome], tmp_path: Path, words: str, code: str, exit_code: ExitCode
+) -> None:
+    (tmp_path / "latin-1").write_bytes(b"caf\xe9")
+    found, out, err = spike(*BUILD[:-1], "E", *words.format(tmp=tmp_path).split())
+    assert (found, out) == (exit_code, "")
+    assert err.startswith(f"error {code} in ")  # no phase before it
+    assert "Errno" not in err
+    assert [p.name for p in tmp_path.iterdir()] == ["latin-1"]
+
+
+@pytest.mark.parametrize("command", ["calibrate", "golden record", "export"])
+def test_outputs_have_one_rule(spike: Callable[..., Outcome], tmp_path: Path, command: str) -> None:
+    """Missing directories are made when something is written; what is no directory is refused."""
+    (tmp_path / "file").write_text("not a directory")
+    code, _, err = spike(
+        *command.split(), "nothing-there", "-o", str(tmp_path / "file" / "a" / "b")
+    )
+    assert (code, "SPK817" in err) == (ExitCode.USAGE, True)
+    assert f"{tmp_path / 'file'} is no directory" in err
+
+
+@pytest.mark.parametrize(
     "words",
     [
         [*BUILD, "--backend", "tensorrt"],
