@@ -65,8 +65,12 @@ THRESHOLDS: dict[str, Thresholds] = {
     "q8_0": Thresholds(1e-2, 0.1, None, 0.93, None, 1.02, None, 2.0),
     "q6_k": Thresholds(2e-2, 0.2, None, 0.90, None, 1.03, None, 2.0),
     "q5_k_m": Thresholds(0.15, 1.0, None, 0.75, None, 1.20, None, 2.0),
+    "q5_1": Thresholds(0.15, 1.0, None, 0.75, None, 1.20, None, 2.0),
+    "q5_0": Thresholds(0.15, 1.0, None, 0.75, None, 1.20, None, 2.0),
+    "q4_1": Thresholds(0.15, 1.2, None, 0.75, None, 1.20, None, 2.0),
     "q4_k_m": Thresholds(0.15, 1.2, None, 0.75, None, 1.20, None, 2.0),
     "q4_k_s": Thresholds(0.25, 1.8, None, 0.70, None, 1.30, None, 2.0),
+    "q4_0": Thresholds(0.25, 1.8, None, 0.70, None, 1.30, None, 2.0),
     "q3_k_m": Thresholds(0.35, 1.5, None, 0.50, None, 1.35, None, 2.0),
     "q2_k": Thresholds(1.4, 5.0, None, 0.30, None, 3.0, None, 2.0),
     # Formats chosen by a budget: it states the mean KL, the others only tell an engine from noise.

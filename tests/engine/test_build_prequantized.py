@@ -23,7 +23,6 @@ from spikeinfer.compiler.assembly.evidence import mean_kl
 from spikeinfer.compiler.assembly.progress import Progress
 from spikeinfer.compiler.assembly.source import open_source, rebuilt
 from spikeinfer.compiler.frontend.checkpoint import Checkpoint
-from spikeinfer.compiler.frontend.prequantized.integers import Integers
 from spikeinfer.compiler.golden import Prompt, check, record, thresholds_for
 from spikeinfer.compiler.ir import Constant, DType, TensorType
 from spikeinfer.driver import BuildRequest, BuildResult, build
@@ -175,7 +174,7 @@ def test_whether_blocks_are_kept_is_known_without_unpacking(
     assert given is not None
     const.format = given.format
     assert kept.ready(const) is not None
-    monkeypatch.setattr(Integers, "codes", None)
+    monkeypatch.setattr(Checkpoint, "integers", None)
     assert kept.has_blocks(const)
     const.format = "q4_k"
     assert not kept.has_blocks(const)
