@@ -134,4 +134,4 @@ def test_a_read_past_the_end_is_noticed() -> None:
     call = "m._kernels.stream_read(m.guarded(m.np.zeros(8, 'u1')), 1)"
     assert in_tier("scalar", call).returncode == 0
     past = "a = m.guarded(m.np.zeros(8, 'u1')); m.ctypes.string_at(a.ctypes.data, 9)"
-    assert in_tier("scalar", past).returncode < 0
+    assert in_tier("scalar", past).returncode != 0
