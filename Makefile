@@ -17,7 +17,22 @@ REQUIREMENTS := import tomllib; \
 	print(*whole["build-system"]["requires"], "cmake", "ninja", *project["dependencies"], \
 	*extras["build"], *extras["dev"], sep="\n")
 
-.PHONY: install kernels models quickstart test test-slow test-all lint clean
+ASAN := build/asan
+ASAN_PYTHON := $(ASAN)/venv/bin/python
+# pip and its build backend need the packages of $(VENV); our module there must not be found.
+PATHS := import sys; print(*(p for p in sys.path if p.endswith("site-packages")), sep="\n")
+PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
+# ASan's runtime has to come first, and find the C++ library whose exceptions it follows. Python
+# itself leaks at exit, by design; numpy asks for impossible sizes in tests.
+ASAN_RUN = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=32 \
+	UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc SPIKE_EXACT_MEMORY=1 OMP_NUM_THREADS=1 \
+	$(ASAN_PYTHON) -P -m pytest -q -p no:cacheprovider
+ASAN_TESTS := $(wildcard tests/numeric/test_kernels_*.py tests/numeric/test_ops_*.py) \
+	tests/numeric/test_error_feedback.py tests/numeric/test_quantize_error.py \
+	tests/numeric/test_quantize_stream.py
+
+.PHONY: install kernels models quickstart test test-asan test-slow test-all lint clean
 
 install: $(VENV)/built
 
@@ -51,6 +66,20 @@ models: install
 
 test: models
 	$(BIN)/pytest -q tests/unit tests/text tests/numeric tests/engine
+
+# Our C++ under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of its own: any read
+# outside an array and any undefined behaviour ends the run.
+test-asan: $(ASAN)/built
+	$(ASAN_RUN) $(ASAN_TESTS)
+
+$(ASAN)/built: $(VENV)/installed CMakeLists.txt $(KERNELS)
+	@echo "building the kernels with sanitizers"
+	@$(BIN)/python -m venv --without-pip $(ASAN)/venv
+	@$(BIN)/python -P -c '$(PATHS)' > "$$($(ASAN_PYTHON) -c '$(PURELIB)')/shared.pth"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --python $(ASAN_PYTHON) install -q --no-build-isolation \
+		--no-deps -C cmake.define.SPIKE_SANITIZE=ON -C build-dir=$(ASAN)/cmake \
+		-C install.strip=false -e .
+	@touch $@
 
 test-slow: models
 	$(BIN)/pytest -q tests/slow

@@ -85,7 +85,8 @@ def build(
         Flag(
             "--quantization",
             "-q",
-            help="none, q2_k, q3_k_m, q4_k_s, q4_k_m, q5_k_m, q6_k, q8_0, f16, bf16, f32.",
+            help="none, q2_k, q3_k_m, q4_k_s, q4_k_m, q5_k_m, q6_k, q8_0, f16, bf16, f32; the old "
+            "q4_0, q4_1, q5_0, q5_1.",
         ),
     ] = None,
     quantizer: Annotated[

@@ -39,9 +39,7 @@ from .compiler.assembly.tokenizer import compact_tokenizer
 from .compiler.assembly.weighting import Weighting, weighting
 from .compiler.assembly.weights import (
     Importance,
-    Ready,
     all_alike,
-    nothing_ready,
     total_bytes,
     write_weights,
 )
@@ -54,6 +52,7 @@ from .compiler.frontend.import_model import import_model
 from .compiler.ir import Graph, parse_graph, print_graph
 from .compiler.quantize import Quantization, StoragePlan
 from .errors import ExitCode, SpikeError
+from .kernels import cpu_tier
 from .passes.base import Pass, PassReport
 from .passes.manager import Observer, run_pipeline
 from .passes.validate import ValidatePasses
@@ -103,14 +102,13 @@ class _Traced:
 @dataclass
 class _Build:
     request: BuildRequest
-    checkpoint: Checkpoint
+    source: Source
     tolerance: Quantization
     storage: Storage
     graph: Graph
     memory: Mapping[str, object]
     longest: int
     reports: list[PassReport] = field(default_factory=list)
-    ready: Ready = nothing_ready
     importance: Importance = all_alike
     solver: Solver | None = None
 
@@ -131,7 +129,7 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
     size = total_bytes(work.graph)
     if request.dry_run:
         plan, off = work.storage.plan, Evidence("off")
-        peak = peak_memory(work.graph, work.checkpoint)
+        peak = peak_memory(request, work.graph, work.source)
         return BuildResult(
             request.output_dir, None, off, work.reports, plan, size, work.memory, peak_memory=peak
         )
@@ -146,9 +144,12 @@ def _solve(request: BuildRequest, traced: _Traced, tell: Progress) -> BuildResul
     again = replace(request, verify_passes=False)  # the first time is enough
     work = _place(request, traced, traced.graph, tell)
     overrides = Overrides(request.formats)
-    solver = open_solver(request, work.graph, work.checkpoint, overrides, traced.longest, tell)
+    solver = open_solver(
+        request, work.graph, work.source.checkpoint, overrides, traced.longest, tell
+    )
     while True:
         chosen = solver.selection
+        tell.finish()
         tell.note(f"round {len(solver.rounds.trials) + 1}: predicted KL {chosen.kl:.3g} nats")
         work = _place(again, traced, parse_graph(text), tell, solver)
         assert work.storage.plan is not None
@@ -156,6 +157,7 @@ def _solve(request: BuildRequest, traced: _Traced, tell: Progress) -> BuildResul
         if result is not None:
             return result
         trial = solver.rounds.trials[-1]
+        tell.finish()
         tell.note(
             f"it measured {trial.measured:.3g} nats in {chosen.bytes / 1e6:.4g} MB of matrices"
         )
@@ -164,6 +166,7 @@ def _solve(request: BuildRequest, traced: _Traced, tell: Progress) -> BuildResul
 
 def _trace(request: BuildRequest, tell: Progress) -> _Traced:
     """Checkpoint to traced graph; reads no weights."""
+    cpu_tier()  # a wrong SPIKE_CPU ends the build now, not at the golden gate
     tell.phase("checkpoint")
     source = open_source(request.model, request.model_type)
     checkpoint = source.checkpoint
@@ -196,7 +199,7 @@ def _place(
     overrides = Overrides(request.formats)
     own = traced.source.given if traced.keeps else nothing_given
     given = first_given(overrides, solver.given if solver else own)
-    storage = Storage(traced.quantization, model_facts(checkpoint), given)
+    storage = Storage(traced.quantization, model_facts(checkpoint, traced.weigh is not None), given)
     cache = kv_format(request, traced.quantization)
     phases = passes_for(request, checkpoint, storage, cache, longest)
     tell.phase("passes", sum(len(p.passes) for p in phases), "passes")
@@ -214,8 +217,8 @@ def _place(
     tolerance = Quantization.Q8_0 if rounds else traced.quantization
     importance = solver.importance if solver else weigh or all_alike
     return _Build(
-        request, checkpoint, tolerance, storage, graph, memory, longest, reports,
-        traced.source.ready, importance, solver,
+        request, traced.source, tolerance, storage, graph, memory, longest, reports, importance,
+        solver,
     )  # fmt: skip
 
 
@@ -278,15 +281,13 @@ def _repro_directory(request: BuildRequest) -> Path:
 
 def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> BuildResult | None:
     """Placed graph to published engine; None (only with a solver) if another one is wanted."""
-    request, checkpoint, graph = work.request, work.checkpoint, work.graph
+    request, checkpoint, graph = work.request, work.source.checkpoint, work.graph
     with EngineWriter(
         request.output_dir, version=__version__, keep_failed=request.keep_failed
     ) as writer:
         waiting = 0 if request.resolved_quantizer == "plain" else size  # blocks before packing
         writer.require_space(size + waiting + SPARE)
-        ready = quantize_model(
-            request, checkpoint, graph, work.longest, work.ready, writer.path, tell
-        )
+        ready = quantize_model(request, work.source, graph, work.longest, writer.path, tell)
         tell.phase("weights", size, "bytes")
         with writer.weights() as weights:
             written = write_weights(
@@ -330,7 +331,7 @@ def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence | None
     with ExitStack() as stack:
         evidence = measure(
             work.request,
-            work.checkpoint,
+            work.source.checkpoint,
             thresholds,
             lambda: _scorers(stack.enter_context(SpikeEngine(writer.path))),
             tell,
@@ -339,19 +340,35 @@ def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence | None
         return None
     writer.record(evidence, work.solver.pareto() if work.solver else None)
     if evidence.status == "failed":
-        kept = f"{work.request.output_dir}.failed" if work.request.keep_failed else ""
         raise SpikeError(
             "SPK580",
             "golden gate",
             f"the engine is too far from its source: {evidence.reason}.",
-            f"It is kept in {kept}."
-            if kept
-            else "See it with --keep-failed; change --quantization, "
-            "--kv-cache-dtype or the recipe's thresholds; --verify-passes tells whether a pass is "
-            "to blame.",
+            _what_to_try(work),
             ExitCode.GOLDEN_FAILED,
         )
     return evidence
+
+
+def _what_to_try(work: _Build) -> str:
+    """The remedy of SPK580, by what rounded anything."""
+    steps = []
+    if work.request.keep_failed:
+        steps.append(f"It is kept in {work.request.output_dir}.failed.")
+    assert work.storage.plan is not None
+    if work.storage.plan.has_blocks and work.request.quantization not in ("none", "auto"):
+        finer = "none" if work.tolerance is Quantization.Q8_0 else "q8_0 or none"
+        steps.append(
+            f"Try --quantization {finer}: models of random weights, such as tests use, suffer far "
+            "more from rounding than trained ones."
+        )
+    if any(s.format in ("int8", "int4") for s in work.graph.states.values()):
+        steps.append("Try --kv-cache-dtype f16.")
+    steps.append(
+        "Or allow more in a recipe (golden: {thresholds: {mean_kl: ...}}). --verify-passes tells "
+        "whether a pass is to blame."
+    )
+    return " ".join(steps)
 
 
 def _scorers(engine: SpikeEngine) -> Scorers:

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from spikeinfer.compiler.analysis import prefill
-from spikeinfer.compiler.assembly.calibration import WINDOW, WINDOWS, text_of
+from spikeinfer.compiler.assembly.calibration import WINDOW, WINDOWS
+from spikeinfer.compiler.assembly.calibration_text import text_of
 from spikeinfer.compiler.assembly.weights import ARRAY, parameters
 from spikeinfer.compiler.frontend.checkpoint import Checkpoint
 from spikeinfer.compiler.golden import text_windows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -9,9 +10,13 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..compiler.assembly.calibration_text import text_of
 from ..compiler.assembly.request import BuildRequest
 from ..compiler.engine.cache import cache_line
-from .options import require_build_extra
+from ..compiler.engine.checks import require_replaceable
+from ..compiler.engine.manifest import WEIGHTS
+from ..compiler.gguf.reader import unreadable
+from .options import require_build_extra, require_place
 from .progress import progress_for
 from .tables import duration, facts, section, sections, size, table
 from .terminal import Terminal
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 def run_build(request: BuildRequest, terminal: Terminal) -> None:
     """Build, and show the result. Raises what the driver raises; SPK804 without its packages."""
     require_build_extra()
+    _check_files(request)
     with progress_for(terminal) as progress:
         progress.phase("start")  # importing torch takes seconds, and silence looks like a hang
         from ..driver import build
@@ -39,6 +45,23 @@ def run_build(request: BuildRequest, terminal: Terminal) -> None:
         print(plan_text(request, result), flush=True)
     else:
         print(result_text(result, seconds), flush=True)
+
+
+def _check_files(request: BuildRequest) -> None:
+    """Raises now, before torch is imported, what reading and writing files would raise later.
+
+    SPK504 or SPK817 for the output, SPK816 for calibration text, SPK126 for importances.
+    """
+    if not request.dry_run:
+        require_place(request.output_dir)
+        require_replaceable(Path(os.path.realpath(request.output_dir)))
+    if request.calibration is not None:
+        text_of(request.calibration)
+    if request.imatrix is not None:
+        try:
+            request.imatrix.open("rb").close()
+        except OSError as error:
+            raise unreadable(request.imatrix, error, "importances") from error
 
 
 def outcome(request: BuildRequest, result: BuildResult, seconds: float) -> dict[str, object]:
@@ -66,12 +89,20 @@ def result_text(result: BuildResult, seconds: float) -> str:
     bits = result.plan.bits_per_weight
     rows = [
         ("Engine", f"{result.output_dir}, built in {duration(seconds)}"),
-        ("Weights", f"{size(result.weight_bytes)}, {bits:.2f} bits each"),
+        ("Weights", f"{weights_size(result)}, {bits:.2f} bits each"),
         *(config_rows(result.config) if result.config else ()),
         ("Golden", golden_line(result.evidence)),
         ("Try it", f'spike run {result.output_dir} "The capital of France is"'),
     ]
     return facts(rows)
+
+
+def weights_size(result: BuildResult) -> str:
+    """Of rank0.weights, which is what --max-size limits; what of it is padding, where it shows."""
+    assert result.manifest is not None
+    file = result.manifest.files[WEIGHTS].size
+    padding = file - result.weight_bytes
+    return size(file) + (f" ({size(padding)} of it pads to pages)" if 50 * padding > file else "")
 
 
 def config_rows(config: EngineConfig) -> list[tuple[str, object]]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..compiler.assembly.calibration_text import text_of
 from ..errors import SpikeError
-from .options import require_build_extra, unusable_output
+from .options import require_build_extra, require_place, unusable_output
 from .progress import progress_for
 from .tables import duration, facts
 from .terminal import Terminal
@@ -30,9 +31,13 @@ def calibrate(
     Args:
         sizes: tokens to read, and tokens of a window.
 
-    Raises: SPK817 for an output that would be lost, and what reading and tracing raise.
+    Raises: SPK816 for a text, SPK817 for an output that would be lost, and what reading and tracing
+    raise.
     """
     require_build_extra()
+    require_place(output)
+    for text in texts:
+        text_of(text)
     begun = time.monotonic()
     with progress_for(terminal) as progress:
         progress.phase("start")
@@ -50,14 +55,9 @@ def calibrate(
 
 
 def _require_free(output: Path) -> None:
-    """Raises SPK817 rather than replace a file that holds something else, a model perhaps.
-
-    And rather than find out at the end that there is no directory to write to.
-    """
+    """Raises SPK817 rather than replace a file that holds something else, a model perhaps."""
     from ..compiler.assembly.calibrate import read_imatrix
 
-    if not output.parent.is_dir():
-        raise unusable_output(f"{output.parent} is no directory.")
     if not output.exists():
         return
     try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..compiler.engine.cpu_features import missing_cpu_features
 from ..errors import ExitCode
@@ -13,7 +15,11 @@ from .options import installed
 from .tables import facts, section, sections, size
 from .terminal import Terminal
 
-FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8")
+if TYPE_CHECKING:
+    from ..kernels import CpuFeature
+
+FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512dq",
+            "avx512_vnni", "avx512_bf16", "amx_int8")  # fmt: skip
 """As /proc/cpuinfo spells them; those that kernels look for, and the next ones."""
 PARTS = {
     "runtime": ("numpy", "onnxruntime", "tokenizers", "jinja2"),
@@ -35,7 +41,7 @@ def examine(terminal: Terminal) -> int:
         ("System", f"{platform.system()} {platform.release()}, {platform.machine()}"),
         ("CPU", _cpu_name()),
         ("Cores", f"{os.cpu_count()} logical, {_threads()} used"),
-        ("Features", ", ".join(_features()) or "none of " + ", ".join(FEATURES)),
+        ("Features", _features()),
         ("Memory", _memory()),
         ("Disk", f"{size(shutil.disk_usage('.').free)} free here, {_cache()}"),
     ]
@@ -62,9 +68,10 @@ def _versions(found: dict[str, str | None]) -> str:
     return ", ".join(f"{name} {version or '-'}" for name, version in found.items())
 
 
-def _features() -> list[str]:
+def _features() -> str:
     missing = missing_cpu_features(FEATURES)
-    return [name for name in FEATURES if name not in missing]
+    have = ", ".join(name for name in FEATURES if name not in missing)
+    return "; ".join(filter(None, [have, "not " + ", ".join(missing) if missing else ""]))
 
 
 def _cpu_name() -> str:
@@ -98,13 +105,26 @@ def _threads() -> int:
 
 
 def _kernels() -> str:
-    """Whether the compiled module loads, and which instructions it chose."""
+    """Whether the compiled module loads, which instructions it chose, and why no better ones."""
     try:
-        from ..kernels import cpu_tier
+        from ..kernels import best_tier, cpu_features, cpu_tier
 
-        return f"ok, {cpu_tier()}"
+        features = cpu_features()
+        used, best = cpu_tier(), best_tier(f.name for f in features if f.present)
+        return f"ok, {used}{_why_not_better(used, best, features)}"
     except Exception as error:  # whatever keeps a binary from loading is the finding
         return f"FAILED: {type(error).__name__}: {error}"
+
+
+def _why_not_better(used: str, best: str, features: Iterable[CpuFeature]) -> str:
+    """What keeps kernels from a better tier than the one used: SPIKE_CPU, or missing features."""
+    if used != best:
+        return f": SPIKE_CPU lowers it, this CPU has {best}"
+    lacking: dict[str, list[str]] = {}
+    for feature in features:
+        if not feature.present:
+            lacking.setdefault(feature.tier, []).append(feature.name)
+    return "".join(f"; {tier} needs {', '.join(names)}" for tier, names in lacking.items())
 
 
 def _ops() -> str:

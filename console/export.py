@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .options import require_build_extra, unusable_output, usage
+from .options import require_build_extra, require_place, unusable_output, usage
 from .tables import facts, size
 from .terminal import Terminal
 
@@ -24,13 +24,16 @@ def export(engine: Path, format: str, output: Path, terminal: Terminal) -> None:
     from ..compiler.gguf.export import export_gguf
 
     _require_free(output)
-    counts = export_gguf(EngineDirectory.open(engine), output)
+    opened = EngineDirectory.open(engine)
+    counts = export_gguf(opened, output)
     written = output.stat().st_size
     types = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     rows: list[tuple[str, object]] = [
         ("File", f"{output}, {size(written)}"),
         ("Tensors", types),
-        ("Try it", f'llama-cli -m {output} -p "The capital of France is"'),
+        ("Try it", f'llama-cli -m {output} -p "The capital of France is"')
+        if opened.file("tokenizer.json")
+        else ("Tokenizer", "none, as in the engine: llama.cpp takes token ids from its API only"),
     ]
     data = {"file": str(output), "bytes": written, "tensors": dict(counts)}
     terminal.answer(facts(rows), data)
@@ -40,6 +43,7 @@ def _require_free(output: Path) -> None:
     """Raises SPK817 rather than replace a file that is no GGUF file."""
     from ..compiler.gguf.reader import MAGIC
 
+    require_place(output)
     if not output.exists():
         return
     if output.is_file():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ExitCode, SpikeError
-from .options import golden_set, require_build_extra
+from .options import golden_set, require_build_extra, require_place
 from .tables import facts
 from .terminal import Terminal
 
@@ -23,8 +23,12 @@ DEFAULT_PROMPTS = 6
 def record(
     checkpoint: Path, output: Path, texts: Sequence[str], greedy: int, terminal: Terminal
 ) -> None:
-    """Record a golden set from a checkpoint, with transformers in float32, into `output`."""
+    """Record a golden set from a checkpoint, with transformers in float32, into `output`.
+
+    Raises SPK817 if it can't be written there, and what reading and running the source raise.
+    """
     require_build_extra()
+    require_place(output)
     from ..compiler.assembly.source import open_source, rebuilt
     from ..compiler.golden import record as run
 

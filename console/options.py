@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
@@ -115,7 +116,19 @@ def usage(what: str, remedy: str) -> SpikeError:
     return SpikeError("SPK807", "command line", what, remedy, ExitCode.USAGE)
 
 
+def require_place(output: Path) -> None:
+    """Raises SPK817 if no file or directory can be made at `output`.
+
+    Directories above it that don't exist are made when it is written.
+    """
+    above = next(path for path in output.absolute().parents if path.exists())
+    if not above.is_dir():
+        raise unusable_output(f"{above} is no directory, so that {output} can't be made.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise unusable_output(f"you may not write to {above}.")
+
+
 def unusable_output(what: str) -> SpikeError:
-    """SPK817 for an --output that would replace something else, or has no directory."""
-    remedy = "Choose another --output, or move the file away."
+    """SPK817 for an output that would replace something else, or has no place."""
+    remedy = "Choose another output, or move the file away."
     return SpikeError("SPK817", "command line", what, remedy, ExitCode.USAGE)

@@ -210,10 +210,10 @@ class _Reader:
             if not isinstance(plain, str) and not (key == "layers" and type(plain) is int):
                 raise self.wrong(value, key, "a text")
             texts[key] = str(plain)
+        line = node.start_mark.line + 1
         try:
-            return Override(**texts)
+            return Override(**texts, place=f"{self.path}, line {line}")
         except SpikeError as error:
-            line = node.start_mark.line + 1
             raise self.error(error.code, line, error.what.rstrip("."), error.remedy) from error
 
     def golden(self, node: yaml.Node) -> str:

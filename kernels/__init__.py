@@ -9,23 +9,28 @@ A matrix [N, K] exists as
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ExitCode, SpikeError
 from . import _kernels
 
 __all__ = [
     "FORMATS",
     "Activation",
+    "CpuFeature",
     "ExpertBiases",
     "Format",
     "PackedExperts",
     "PackedMatrix",
+    "best_tier",
     "block_elements",
+    "cpu_features",
     "cpu_tier",
     "dequantize",
     "dequantize_rows",
@@ -51,8 +56,6 @@ Format = Literal[
 ]  # fmt: skip
 FORMATS: tuple[Format, ...] = get_args(Format)
 Activation = Literal["silu", "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu2"]
-
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class PackedExperts:
         """weight f32 [E, N, K], quantised to `fmt` and packed. ValueError as from `quantize`."""
         experts, n, k = weight.shape
         size = packed_bytes(fmt, n, k)
-        data = _aligned(experts * size)
+        data = _kernels.cache_lines(experts * size)
         for i in range(experts):
             part = pack(quantize(weight[i], fmt, threads), fmt, n, k)
             data[i * size : (i + 1) * size] = part
@@ -112,13 +115,43 @@ class ExpertBiases:
     down: NDArray[np.float32]
 
 
+class CpuFeature(NamedTuple):
+    """A CPU feature as /proc/cpuinfo spells it, the lowest tier that needs it, and whether this
+    CPU and its system have it."""
+
+    name: str
+    tier: str
+    present: bool
+
+
 def cpu_tier() -> str:
-    """Instruction-set tier in use: ``scalar``, ``avx2`` or ``avx512`` (SPIKE_CPU lowers it)."""
-    return _kernels.cpu_tier()
+    """Instruction-set tier in use: ``scalar``, ``avx2`` or ``avx512`` (SPIKE_CPU lowers it).
+
+    SpikeError SPK801 if SPIKE_CPU is something else.
+    """
+    try:
+        return _kernels.cpu_tier()
+    except ValueError as error:
+        remedy = "Set it to one of these to lower what is used, or unset it."
+        raise SpikeError("SPK801", "kernels", f"{error}.", remedy, ExitCode.USAGE) from error
+
+
+def cpu_features() -> tuple[CpuFeature, ...]:
+    """Every feature that the kernels use, lowest tier first."""
+    return tuple(CpuFeature(*feature) for feature in _kernels.cpu_features())
+
+
+def best_tier(features: Iterable[str]) -> str:
+    """The tier of a CPU with just these: a missing one costs its tier and those above."""
+    return _kernels.best_tier(list(features))
 
 
 def ops_library() -> Path:
-    """Path of the ONNX Runtime custom-op library; FileNotFoundError if it was not built."""
+    """Path of the ONNX Runtime custom-op library; FileNotFoundError if it was not built.
+
+    SpikeError SPK801 as from `cpu_tier`: better now than from the first op of a session.
+    """
+    cpu_tier()
     path = Path(_kernels.__file__).with_name("libspike_ops.so")
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: reinstall spikeinfer")
@@ -209,7 +242,7 @@ def pack(blocks: NDArray[np.uint8], fmt: Format, n: int, k: int) -> NDArray[np.u
     blocks = _logical_rows(blocks, fmt, k)
     if blocks.shape[0] != n:
         raise ValueError(f"blocks has {blocks.shape[0]} rows, expected n = {n}")
-    packed = _aligned(packed_bytes(fmt, n, k))
+    packed = _kernels.cache_lines(packed_bytes(fmt, n, k))
     _kernels.pack(blocks, fmt, n, k, packed)
     return packed
 
@@ -397,10 +430,3 @@ def _importance(importance: NDArray[np.float32] | None, k: int) -> NDArray[np.fl
     if importance is not None and not (np.isfinite(importance) & (importance >= 0)).all():
         raise ValueError("importance must be finite and not negative")
     return importance
-
-
-def _aligned(size: int) -> NDArray[np.uint8]:
-    """Uninitialised uint8 [size] on a 64-byte boundary: one cache line per line of a tile."""
-    whole = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -whole.ctypes.data % _ALIGNMENT
-    return whole[start : start + size]

@@ -2,6 +2,7 @@
 
 bounds.py     intervals and row norms      weights.py      norms of constants
 intervals.py  bounds of every value        sensitivity.py  what rounding a value costs
+interval_*.py the rule of each op: elements, rows, blocks, and the facts they ask
 observe.py    ranges on calibration text   certify.py      both against a format: certificates
 overflow.py   which node exceeds a format first
 """

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import OPS, Constant, Graph, Kind, Node, Operand, Value, attribute
 from .bounds import INF, Bound, product
-from .intervals import computed_by
+from .interval_facts import computed_by
 
 CHAIN = 4
 """Ops of a chain that a reason names."""

@@ -21,7 +21,8 @@ from ..solve.pareto import pareto
 from ..solve.rounds import Budget, Rounds
 from ..solve.search import Selection
 from ..solve.sensitivity import Curvature, measure
-from .calibration import WINDOW, WINDOWS, text_of
+from .calibration import WINDOW, WINDOWS
+from .calibration_text import text_of
 from .overrides import Overrides
 from .progress import Progress
 from .request import BuildRequest

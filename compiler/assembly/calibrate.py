@@ -18,7 +18,7 @@ from ..frontend.import_model import import_model
 from ..gguf.names import tensor_names
 from ..golden import text_windows
 from ..ir import Graph
-from .calibration import text_of
+from .calibration_text import text_of
 from .progress import Progress
 from .request import BuildRequest
 from .settings import sequence_limit, text_config

@@ -8,7 +8,7 @@ engine that is being written, so that memory holds one matrix at a time.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -29,6 +29,7 @@ from ..quantize.store import as_f32, raise_if_unrepresentable
 from .calibrate import reference_graph, windows_of
 from .progress import Progress
 from .request import BuildRequest
+from .source import Source
 from .weights import Ready, parameters, shape, source_values
 
 TOKENS = 32768
@@ -45,16 +46,16 @@ def key_of(const: Constant) -> Key:
     return const.parameter, const.transposed, const.rows
 
 
-def block_formats(graph: Graph, given: Ready) -> dict[Key, str]:
+def block_formats(graph: Graph, given: Callable[[Constant], bool]) -> dict[Key, str]:
     """Formats of the placed graph's matrices that are to be quantised to blocks.
 
-    Matrices whose blocks are `given` stay as they are.
+    Matrices whose blocks are `given` by the source stay as they are.
     """
     return {
         key_of(c): c.format
         for c in parameters(graph)
         if c.format != "array" and len(c.shape) > 1 and block_elements(cast(Format, c.format)) > 1
-        if given(c) is None
+        if not given(c)
     }
 
 
@@ -192,10 +193,9 @@ def _values_of(blocks: Blocks) -> torch.Tensor:
 
 def quantize_model(
     request: BuildRequest,
-    checkpoint: Checkpoint,
+    source: Source,
     graph: Graph,
     longest: int,
-    given: Ready,
     directory: Path,
     progress: Progress,
 ) -> Ready:
@@ -205,8 +205,9 @@ def quantize_model(
         SpikeError: SPK417 if no matrix is stored in blocks, SPK403, SPK410, SPK411, SPK414, SPK816.
     """
     if request.resolved_quantizer == "plain":
-        return given
-    formats = block_formats(graph, given)
+        return source.ready
+    checkpoint = source.checkpoint
+    formats = block_formats(graph, source.has_blocks)
     if not formats:
         raise SpikeError(
             "SPK417",
@@ -222,7 +223,7 @@ def quantize_model(
     assert isinstance(vocab, int)
     texts = [request.calibration]
     windows = windows_of(checkpoint, vocab, texts, TOKENS, min(WINDOW, longest))
-    visitor = ModelQuantizer(formats, checkpoint, given, directory, request.workers, vocab)
+    visitor = ModelQuantizer(formats, checkpoint, source.ready, directory, request.workers, vocab)
 
     def tick(done: int, total: int) -> None:
         if done == 1:

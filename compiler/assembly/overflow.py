@@ -8,7 +8,8 @@ from ...passes.assign_precision import DTYPES
 from ..analysis import OverflowReport, States, Steps, locate
 from ..frontend.import_model import import_model
 from ..ir import Graph
-from .calibration import feed, text_of
+from .calibration import feed
+from .calibration_text import text_of
 from .progress import Progress
 from .request import BuildRequest
 from .settings import sequence_limit

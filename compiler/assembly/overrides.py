@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from fnmatch import translate
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ class Override:
         match: glob over the whole parameter name, or /regex/ found anywhere in it.
         role: of the matrix, such as ``attn_v``.
         layers: ``3``, ``0-3`` or ``0-3,28-29``: indices of decoder layers.
+        place: file and line that say so, for messages.
 
     Raises:
         SpikeError: SPK820 for a value that means nothing, with the nearest one that does.
@@ -51,6 +52,7 @@ class Override:
     match: str = ""
     role: str = ""
     layers: str = ""
+    place: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if self.format not in KNOWN:
@@ -68,7 +70,8 @@ class Override:
 
     def to_json(self) -> dict[str, str]:
         """What was given, for the manifest."""
-        return {name: value for name, value in asdict(self).items() if value}
+        given = {name: getattr(self, name) for name in ("format", *CONDITIONS)}
+        return {name: value for name, value in given.items() if value}
 
     def holds(self, parameter: str, role: str, layer: int | None) -> bool:
         """Whether all conditions hold for a matrix."""
@@ -143,7 +146,8 @@ class Overrides:
             hints.append(f"The model's roles are {', '.join(roles)}.")
         if override.layers and layers:
             hints.append(f"Its layers are 0-{max(layers)}.")
-        what = f"the override of {override} matches none of the {len(names)} matrices."
+        place = f"{override.place}: " if override.place else ""
+        what = f"{place}the override of {override} matches none of the {len(names)} matrices."
         return SpikeError("SPK421", "quantization", what, " ".join(hints) or "Remove it.")
 
 

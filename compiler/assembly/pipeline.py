@@ -18,7 +18,8 @@ from ..backends import KERNEL_NAMES
 from ..frontend.checkpoint import Checkpoint
 from ..ir import Constant, Graph, print_graph
 from ..quantize import Given, ModelFacts, Quantization, Role, StoragePlan, TensorSpec, plan
-from .calibration import observer, text_of
+from .calibration import observer
+from .calibration_text import text_of
 from .request import BuildRequest
 
 STREAMING_ONLY = ("alias-kv", "flatten-tokens", "select-logit-rows")

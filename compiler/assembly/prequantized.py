@@ -69,9 +69,9 @@ class Kept:
 
     def ready(self, const: Constant) -> Blocks | None:
         """The blocks of a matrix that `given` gave a block format."""
-        format = self.formats.get(const.name, "f32")
-        if const.format != format or format in FLOATS or const.parameter is None:
+        if not self.keeps(const) or const.parameter is None:
             return None
+        format = const.format
         integers = self.checkpoint.integers(const.parameter)
         assert integers is not None
         grid = integers.per_block(BLOCK_SIZE)
@@ -79,6 +79,10 @@ class Kept:
         rows = slice(*const.rows) if const.rows else slice(None)  # outputs come first already
         codes, scales, zeros = (part[..., rows, :] for part in (integers.codes(), *grid))
         return Blocks(format, blocks(format, codes, scales, zeros), integers.columns)
+
+    def keeps(self, const: Constant) -> bool:
+        """Whether `ready` has blocks of a matrix; unpacks nothing."""
+        return const.format not in FLOATS and const.format == self.formats.get(const.name)
 
     def _block_format(self, const: Constant) -> str | None:
         if const.plus or const.parameter is None:

@@ -12,5 +12,8 @@ class Progress:
     def advance(self, amount: int) -> None:
         """Work of the current phase that was done since the last call."""
 
+    def finish(self) -> None:
+        """The current phase is over, before the next one begins."""
+
     def note(self, message: str) -> None:
         """A sentence the user may want to read; not an error."""

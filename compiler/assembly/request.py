@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...errors import ExitCode, SpikeError
 from ..engine.cache import GROUP_TOKENS
+from ..quantize import Quantization
 from .overrides import Override
 
 HALVES = ("float16", "bfloat16")
@@ -98,7 +99,8 @@ class BuildRequest:
     keep_failed: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SpikeError SPK801 for a value out of range, SPK802 for a later feature, SPK430."""
+        """Raises SpikeError SPK801 for a value out of range, SPK802 for a later feature, SPK430,
+        and as `Quantization.parse`."""
         object.__setattr__(self, "model", Path(self.model))
         object.__setattr__(self, "output_dir", Path(self.output_dir))
         _one_of("dtype", self.dtype, DTYPES)
@@ -112,6 +114,7 @@ class BuildRequest:
                 raise _bad(name.replace("_", "-"), value, "a number of at least 1")
         if self.workers < 0:
             raise _bad("workers", self.workers, "0 (one per CPU) or more")
+        Quantization.parse(self.quantization)  # `auto` is of the checkpoint, and always valid
         self._check_cache()
         self._check_budget()
         self._check_calibration()

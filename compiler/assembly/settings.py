@@ -46,8 +46,11 @@ def text_config(checkpoint: Checkpoint) -> Any:
     return checkpoint.config.get_text_config()
 
 
-def model_facts(checkpoint: Checkpoint) -> ModelFacts:
-    """What storage rules need to know; what a config does not state counts as dense, ungrouped."""
+def model_facts(checkpoint: Checkpoint, weighed: bool = False) -> ModelFacts:
+    """What storage rules need to know; what a config does not state counts as dense, ungrouped.
+
+    `weighed`: whether the build has importances.
+    """
     config = text_config(checkpoint)
     heads = int(getattr(config, "num_attention_heads", 1))
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
@@ -56,6 +59,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         heads=heads,
         kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         experts=int(experts or 0),
+        weighed=weighed,
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from ...errors import SpikeError
+from ..engine.manifest import MANIFEST, MODEL
 from ..frontend.checkpoint import Checkpoint
 from ..gguf.checkpoint import GgufCheckpoint, gguf_file
 from ..gguf.names import file_type_name
@@ -19,11 +21,15 @@ from .prequantized import Kept
 from .weights import Ready, nothing_ready
 
 NEAREST = {
-    "q3_k": "q3_k_m", "q4_0": "q4_k_s", "q4_1": "q4_k_m", "q4_k": "q4_k_m",
-    "q5_0": "q5_k_m", "q5_1": "q5_k_m", "q5_k": "q5_k_m", "q2_k_s": "q2_k", "q3_k_s": "q3_k_m",
+    "q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m", "q2_k_s": "q2_k", "q3_k_s": "q3_k_m",
     "q3_k_l": "q3_k_m", "q5_k_s": "q5_k_m",
 }  # fmt: skip
 """GGUF's name of a mix or format -> the quantisation of ours that is nearest to it."""
+
+
+def no_blocks(_: Constant) -> bool:
+    """The source's weights are floats."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Source:
         checkpoint: what the rest of the compiler reads.
         quantised: how its weights are quantised already, for people; empty if they are floats.
         ready: a constant's blocks as they are stored, if they are in the constant's format.
+        has_blocks: whether `ready` has some; unpacks nothing.
         given: the format that each matrix has already.
         notes: what is known once the formats are chosen.
         own: the quantisation of ours that is nearest to its own formats, if they are a mix of ours.
@@ -42,6 +49,7 @@ class Source:
     checkpoint: Checkpoint
     quantised: str = ""
     ready: Ready = nothing_ready
+    has_blocks: Callable[[Constant], bool] = no_blocks
     given: GivenFormat = nothing_given
     notes: Callable[[], Sequence[str]] = tuple
     own: Quantization | None = None
@@ -52,14 +60,24 @@ class Source:
 
 
 def open_source(path: Path, model_type: str | None = None) -> Source:
-    """Opens and checks what `path` is. Raises as `Checkpoint.open` and `GgufCheckpoint.open`."""
+    """Opens and checks what `path` is.
+
+    Raises SPK145 for an engine, and as `Checkpoint.open` and `GgufCheckpoint.open`.
+    """
+    if (path / MANIFEST).is_file() and (path / MODEL).is_file():
+        raise SpikeError(
+            "SPK145",
+            "checkpoint",
+            f"{path} is an engine, and this reads the checkpoint that an engine is made from.",
+            "Give that checkpoint; `spike inspect` of the engine names its architecture.",
+        )
     if gguf_file(path) is not None:
         return _gguf(GgufCheckpoint.open(path, model_type))
     checkpoint = Checkpoint.open(path, model_type)
     if not checkpoint.quantised:
         return Source(checkpoint)
     kept = Kept(checkpoint)
-    return Source(checkpoint, checkpoint.quantised, kept.ready, kept.given, kept.notes)
+    return Source(checkpoint, checkpoint.quantised, kept.ready, kept.keeps, kept.given, kept.notes)
 
 
 def rebuilt(checkpoint: Checkpoint) -> Rebuilt | None:
@@ -83,8 +101,11 @@ def requantised(quantised: str, chosen: str) -> str:
 def _gguf(checkpoint: GgufCheckpoint) -> Source:
     weights = checkpoint.weights
 
+    def has_blocks(const: Constant) -> bool:
+        return weights.format_of(const) == const.format
+
     def ready(const: Constant) -> Blocks | None:
-        return weights.blocks(const) if weights.format_of(const) == const.format else None
+        return weights.blocks(const) if has_blocks(const) else None
 
     def given(const: Constant) -> Given:
         if (format := weights.format_of(const)) is not None:
@@ -93,7 +114,8 @@ def _gguf(checkpoint: GgufCheckpoint) -> Source:
         plain = weights.plain_format(const.parameter)
         return Given(plain, "computed from the GGUF file, which stores it otherwise")
 
-    return Source(checkpoint, checkpoint.quantised, ready, given, own=_nearest(checkpoint))
+    own = _nearest(checkpoint)
+    return Source(checkpoint, checkpoint.quantised, ready, has_blocks, given, own=own)
 
 
 def _nearest(checkpoint: GgufCheckpoint) -> Quantization | None:

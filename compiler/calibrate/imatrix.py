@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import SpikeError
-from ..gguf.reader import MAGIC, GgufFile, Value
+from ..gguf.reader import MAGIC, GgufFile, Value, unreadable
 from ..gguf.tensor_types import OF_FORMAT
 from ..gguf.writer import TensorOut, write_gguf
 from .importance import Entry, Importance
@@ -62,8 +62,8 @@ def read_imatrix(path: Path) -> Importance:
     """Reads either format.
 
     Raises:
-        SpikeError: SPK126, SPK130-133 for a file that can't be read as GGUF, SPK412 for one that
-            holds no valid importances.
+        SpikeError: SPK126 for a file that can't be read, SPK412 for one that holds no valid
+            importances.
     """
     try:
         with path.open("rb") as file:
@@ -74,13 +74,14 @@ def read_imatrix(path: Path) -> Importance:
                 file.seek(0)
                 return _read_dat(path, file.read())
     except OSError as error:
-        raise SpikeError(
-            "SPK126",
-            "importances",
-            f"{path} can't be read: {error.strerror or error}.",
-            "Check that the file exists and that you may read it.",
-        ) from error
-    return _read_gguf(GgufFile(path))
+        raise unreadable(path, error, "importances") from error
+    try:
+        return _read_gguf(GgufFile(path))
+    except SpikeError as error:
+        if error.where != "gguf":
+            raise
+        remedy = "Copy it again, or make a new one with spike calibrate or llama-imatrix."
+        raise SpikeError("SPK412", "importances", error.what, remedy) from error
 
 
 def _read_gguf(file: GgufFile) -> Importance:

@@ -34,6 +34,18 @@ _MAX_JSON = 256 << 20
 """Largest config.json or manifest.json we read, in bytes: far above a 1000-layer model's."""
 
 
+def require_replaceable(output: Path) -> None:
+    """Raises SPK504 if `output` (no link) holds something that is not an engine of ours."""
+    if reason := foreign_reason(output):
+        raise SpikeError(
+            "SPK504",
+            "engine",
+            f"{output} exists and {reason}.",
+            "Only an engine of ours or an empty directory is replaced: choose another "
+            "--output-dir, or move what is there away.",
+        )
+
+
 def foreign_reason(path: Path) -> str:
     """Why the thing at `path` must not be replaced by an engine; empty if it may be.
 

@@ -16,7 +16,7 @@ from typing import Self
 
 from ...errors import SpikeError
 from . import manifest as names
-from .checks import FAILED_NOTE, foreign_reason
+from .checks import FAILED_NOTE, require_replaceable
 from .config import EngineConfig
 from .durable import (
     Buffer,
@@ -65,7 +65,7 @@ class EngineWriter:
         self.output = Path(os.path.realpath(output))
         self._version = version
         self._keep_failed = keep_failed
-        self._check_replaceable()
+        require_replaceable(self.output)
         self._new_parents = _missing_parents(self.output)
         with write_errors(self.output):
             self.output.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ class EngineWriter:
         if names.REPORT not in self._entries or self._manifest is None:
             raise ValueError("an engine is published with its evidence")
         sync(self.path)
-        self._check_replaceable()
+        require_replaceable(self.output)
         self._move_into_place()
         return self._manifest
 
@@ -187,17 +187,6 @@ class EngineWriter:
         assert self._staged is not None
         tensors = self._weights.hashes if self._weights else {}
         return seal_manifest(self._entries, tensors, self._staged[1], self._version)
-
-    def _check_replaceable(self) -> None:
-        reason = foreign_reason(self.output)
-        if reason:
-            raise SpikeError(
-                "SPK504",
-                "engine",
-                f"{self.output} exists and {reason}.",
-                "Only an engine of ours or an empty directory is replaced: choose another "
-                "--output-dir, or move what is there away.",
-            )
 
     def _move_into_place(self) -> None:
         with write_errors(self.output):

@@ -17,14 +17,14 @@ from torch.fx import Node as FxNode
 
 from ...errors import ExitCode, SpikeError
 from ..ir import Builder, Constant, DType, Graph, Level, State, TensorType, Value, symbol, verify
-from . import lower_math, lower_shape
+from . import lower_blocks, lower_math, lower_reduce, lower_shape
 from .cache_slots import PAST_AXIS
 from .lower_call import LOWERINGS, Call, by_schema
 from .lower_complex import PAIRS_ONLY, has_pair, lower_pairs
 from .lower_dims import DimTable
 from .trace import PREFIX, Traced
 
-_ = (lower_math, lower_shape)  # imported for their entries in the table
+_ = (lower_blocks, lower_math, lower_reduce, lower_shape)  # imported for their entries in the table
 _CHECKS = re.compile(r"aten\.(_assert\w*|sym_constrain_range\w*)\.")
 _SHOWN = 20  # places listed in an error
 

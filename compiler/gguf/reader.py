@@ -172,12 +172,17 @@ def _mapped(path: Path) -> mmap.mmap:
                 raise _wrong_start(path, start)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise SpikeError(
-            "SPK126",
-            "checkpoint",
-            f"{path} can't be read: {error.strerror or error}.",
-            "Check that the file exists and that you may read it.",
-        ) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError, where: str = "checkpoint") -> SpikeError:
+    """SPK126 for a file that the system does not let us read."""
+    return SpikeError(
+        "SPK126",
+        where,
+        f"{path} can't be read: {error.strerror or error}.",
+        "Check that the file exists and that you may read it.",
+    )
 
 
 def _wrong_start(path: Path, start: bytes) -> SpikeError:

@@ -45,13 +45,14 @@ class TensorOut:
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Value], tensors: Sequence[TensorOut]) -> None:
-    """Writes the file: whole, or not at all (it appears by one rename).
+    """Writes the file: whole, or not at all (it appears by one rename), and directories above it.
 
     A whole number becomes u32 if it fits, else i32, u64 or i64; a float f32; an array keeps its
     dtype. Raises SPK594 if the disk refuses.
     """
     work = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with work.open("wb") as file:
             for chunk in gguf_chunks(metadata, tensors):
                 file.write(chunk)

@@ -3,9 +3,9 @@
 The figures are two to three times what was measured on real checkpoints (KL and top-1 of the same
 format by llama.cpp: q4_k_m 0.045 and 88% on a 135M model, 0.005 and 96% on a 270M one; bf16 weights
 0.0009 and 98%; by us on the 135M one: q4_k_s 0.056 and 85%, q3_k_m 0.11 and 76%, q2_k 0.46 and 61%,
-q5_k_m 0.083 and 83%, for that checkpoint came off a 4-bit grid which q5_k does not hit), so that
-they catch a wrong reading, not a hard model. Random tiny models are far more sensitive to 4-bit
-error: check them unquantised.
+q5_k_m 0.083 and 83%, q4_0 0.36 and 67%, for that checkpoint came off a grid of q4_1, which neither
+hits), so that they catch a wrong reading, not a hard model. Random tiny models are far more
+sensitive to 4-bit error: check them unquantised.
 """
 
 from __future__ import annotations
@@ -65,9 +65,13 @@ THRESHOLDS: dict[str, Thresholds] = {
     "q8_0": Thresholds(1e-2, 0.1, None, 0.93, None, 1.02, None, 2.0),
     "q6_k": Thresholds(2e-2, 0.2, None, 0.90, None, 1.03, None, 2.0),
     "q5_k_m": Thresholds(0.15, 1.0, None, 0.75, None, 1.20, None, 2.0),
+    "q5_1": Thresholds(0.15, 1.0, None, 0.75, None, 1.20, None, 2.0),
+    "q5_0": Thresholds(0.15, 1.0, None, 0.75, None, 1.20, None, 2.0),
+    "q4_1": Thresholds(0.15, 1.2, None, 0.75, None, 1.20, None, 2.0),
     "q4_k_m": Thresholds(0.15, 1.2, None, 0.75, None, 1.20, None, 2.0),
     "q4_k_s": Thresholds(0.25, 1.8, None, 0.70, None, 1.30, None, 2.0),
     "q3_k_m": Thresholds(0.35, 1.5, None, 0.50, None, 1.35, None, 2.0),
+    "q4_0": Thresholds(0.9, 5.0, None, 0.40, None, 1.80, None, 2.0),
     "q2_k": Thresholds(1.4, 5.0, None, 0.30, None, 3.0, None, 2.0),
     # Formats chosen by a budget: it states the mean KL, the others only tell an engine from noise.
     "mixed": Thresholds(3.0, 9.0, None, 0.20, None, 9.0, None, 2.0),

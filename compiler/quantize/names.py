@@ -6,7 +6,7 @@ import difflib
 from enum import StrEnum
 from typing import Self
 
-from ...errors import SpikeError
+from ...errors import ExitCode, SpikeError
 
 
 class Quantization(StrEnum):
@@ -14,8 +14,12 @@ class Quantization(StrEnum):
 
     Q2_K = "q2_k"
     Q3_K_M = "q3_k_m"
+    Q4_0 = "q4_0"
+    Q4_1 = "q4_1"
     Q4_K_S = "q4_k_s"
     Q4_K_M = "q4_k_m"
+    Q5_0 = "q5_0"
+    Q5_1 = "q5_1"
     Q5_K_M = "q5_k_m"
     Q6_K = "q6_k"
     Q8_0 = "q8_0"
@@ -42,6 +46,7 @@ class Quantization(StrEnum):
                 "quantization",
                 f"{name} is not in this version.",
                 f"Use {_LATER[key]} (nearest), or one of {', '.join(cls)}.",
+                ExitCode.UNSUPPORTED,
             )
         near = difflib.get_close_matches(key, [*cls, *_ALIASES, *_LATER], 1)
         hint = f"Did you mean {near[0]}? " if near else ""
@@ -50,6 +55,7 @@ class Quantization(StrEnum):
             "quantization",
             f"{name!r} is not a quantization.",
             f"{hint}Known: {', '.join(cls)}, none.",
+            ExitCode.USAGE,
         )
 
 
@@ -63,11 +69,11 @@ _ALIASES = {
 _LATER = {
     name: nearest
     for nearest, names in (
-        ("q2_k", "q2_k_s iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq2_m tq1_0 tq2_0"),
-        ("q3_k_m", "q3_k_s q3_k_l iq3_xxs iq3_xs iq3_s iq3_m"),
-        ("q4_k_s", "q4_0 iq4_nl iq4_xs mxfp4 mxfp4_moe nvfp4 fp4 nf4"),
-        ("q4_k_m", "q4_1 int4 int4_awq w4a16 w4a16_awq w4a16_gptq w4a8_awq awq gptq"),
-        ("q5_k_m", "q5_0 q5_1 q5_k_s"),
+        ("q2_k", "q2_k_s iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq2_m iq3_xxs iq3_xs tq1_0 tq2_0"),
+        ("q3_k_m", "q3_k_s q3_k_l iq3_s iq3_m"),
+        ("q4_k_s", "iq4_nl iq4_xs mxfp4 mxfp4_moe nvfp4 fp4 nf4"),
+        ("q4_k_m", "int4 int4_awq w4a16 w4a16_awq w4a16_gptq w4a8_awq awq gptq"),
+        ("q5_k_m", "q5_k_s"),
         ("q8_0", "q8_1 q8_k int8 int8_sq w8a16 w8a8 w8a8_sq_per_channel fp8 fp8_e4m3 fp8_rowwise "
          "mxfp8"),
     )

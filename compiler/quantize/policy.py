@@ -40,6 +40,7 @@ class ModelFacts:
         kv_heads: key/value heads.
         experts: experts per layer; 0 for a dense model.
         tied: whether the embedding is also the output head.
+        weighed: whether importances weigh the quantiser's errors.
     """
 
     layers: int
@@ -47,6 +48,7 @@ class ModelFacts:
     kv_heads: int
     experts: int = 0
     tied: bool = False
+    weighed: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,11 +137,24 @@ _Q2_K = (
 )  # fmt: skip
 _SMALL = _OUTPUT + _EIGHT_EXPERTS + _OUTPUT_OF_EIGHT
 
+
+def _guarded(format: str) -> tuple[Rule, ...]:
+    """With importances, the first down projections get a minimum besides their scale."""
+    return (
+        Rule("ffn_down, first eighth, with importances", format,
+             lambda c: c.model.weighed and c.role == Role.FFN_DOWN and c.index < c.count // 8),
+    )  # fmt: skip
+
+
 MIXES: dict[Quantization, tuple[str, tuple[Rule, ...]]] = {
     Quantization.Q2_K: ("q2_k", _SMALL + _SHARED_VALUES + _Q2_K),
     Quantization.Q3_K_M: ("q3_k", _SMALL + _SHARED_VALUES + _Q3_K_M),
+    Quantization.Q4_0: ("q4_0", _OUTPUT + _EIGHT_EXPERTS + _guarded("q4_1")),
+    Quantization.Q4_1: ("q4_1", _OUTPUT + _EIGHT_EXPERTS),
     Quantization.Q4_K_S: ("q4_k", _SMALL + _SHARED_VALUES + _Q4_K_S),
     Quantization.Q4_K_M: ("q4_k", _SMALL + _MORE_BITS + _SHARED_VALUES),
+    Quantization.Q5_0: ("q5_0", _OUTPUT + _EIGHT_EXPERTS + _guarded("q5_1")),
+    Quantization.Q5_1: ("q5_1", _OUTPUT + _EIGHT_EXPERTS),
     Quantization.Q5_K_M: ("q5_k", _OUTPUT + _EIGHT_EXPERTS + _MORE_BITS),
     Quantization.Q6_K: ("q6_k", _OUTPUT + _EIGHT_EXPERTS),
     Quantization.Q8_0: ("q8_0", ()),

@@ -1,34 +1,55 @@
 #include "core/cpu.h"
 
+#include <algorithm>
 #include <cstdlib>
-#include <cstring>
-#include <initializer_list>
+#include <stdexcept>
+#include <string>
 
 namespace spike {
 namespace {
 
-CpuTier detect() {
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
-  return avx512 ? CpuTier::avx512 : avx2 ? CpuTier::avx2 : CpuTier::scalar;
-}
+constexpr CpuTier kTiers[] = {CpuTier::scalar, CpuTier::avx2, CpuTier::avx512};
 
 CpuTier limited(CpuTier best) {
   const char* wish = std::getenv("SPIKE_CPU");
-  if (wish == nullptr) return best;
-  for (CpuTier t : {CpuTier::scalar, CpuTier::avx2, CpuTier::avx512})
-    if (std::strcmp(wish, tier_name(t)) == 0) return t < best ? t : best;
-  return best;
+  if (wish == nullptr || *wish == '\0') return best;
+  for (CpuTier tier : kTiers)
+    if (std::string_view(wish) == tier_name(tier)) return std::min(tier, best);
+  throw std::invalid_argument("the environment variable SPIKE_CPU is '" + std::string(wish) +
+                              "', not scalar, avx2 or avx512");
 }
 
 }  // namespace
 
+std::span<const CpuFeature> cpu_features() {
+#if defined(__x86_64__)
+  // __builtin_cpu_supports wants literals; target.h compiles for the same sets.
+  static const CpuFeature features[] = {
+      {"avx2", CpuTier::avx2, __builtin_cpu_supports("avx2") != 0},
+      {"fma", CpuTier::avx2, __builtin_cpu_supports("fma") != 0},
+      {"f16c", CpuTier::avx2, __builtin_cpu_supports("f16c") != 0},
+      {"avx512f", CpuTier::avx512, __builtin_cpu_supports("avx512f") != 0},
+      {"avx512bw", CpuTier::avx512, __builtin_cpu_supports("avx512bw") != 0},
+      {"avx512vl", CpuTier::avx512, __builtin_cpu_supports("avx512vl") != 0},
+      {"avx512dq", CpuTier::avx512, __builtin_cpu_supports("avx512dq") != 0},
+      {"avx512_vnni", CpuTier::avx512, __builtin_cpu_supports("avx512vnni") != 0},
+  };
+  return features;
+#else
+  return {};
+#endif
+}
+
+CpuTier best_tier(const std::function<bool(const CpuFeature&)>& has) {
+  CpuTier best = cpu_features().empty() ? CpuTier::scalar : CpuTier::avx512;
+  for (const CpuFeature& feature : cpu_features())
+    if (feature.tier <= best && !has(feature))
+      best = static_cast<CpuTier>(static_cast<int>(feature.tier) - 1);
+  return best;
+}
+
 CpuTier cpu_tier() {
-  static const CpuTier tier = limited(detect());
+  static const CpuTier tier = limited(best_tier([](const CpuFeature& f) { return f.present; }));
   return tier;
 }
 

@@ -5,13 +5,17 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "core/cpu.h"
 #include "core/error_feedback.h"
@@ -148,12 +152,37 @@ void dequantize_rows(const PackedMatrix& packed,
     spike::dequantize_row(w, rows.data()[i], out.data() + static_cast<int64_t>(i) * w.k);
 }
 
+// Exactly `size` bytes: nothing lies behind them that a kernel could read unnoticed.
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> cache_lines(size_t size) {
+  static constexpr std::align_val_t kLine{64};
+  void* data = ::operator new(size, kLine);
+  const nb::capsule owner(data, [](void* p) noexcept { ::operator delete(p, kLine); });
+  return {data, {size}, owner};
+}
+
+// (name, tier, whether this CPU has it)
+std::vector<std::tuple<std::string, std::string, bool>> cpu_features() {
+  std::vector<std::tuple<std::string, std::string, bool>> all;
+  for (const spike::CpuFeature& feature : spike::cpu_features())
+    all.emplace_back(feature.name, spike::tier_name(feature.tier), feature.present);
+  return all;
+}
+
+std::string best_tier(const std::vector<std::string>& names) {
+  return spike::tier_name(spike::best_tier([&](const spike::CpuFeature& feature) {
+    return std::find(names.begin(), names.end(), feature.name) != names.end();
+  }));
+}
+
 }  // namespace
 
 NB_MODULE(_kernels, m) {
   m.def(
       "cpu_tier", [] { return spike::tier_name(spike::cpu_tier()); },
       "Instruction-set tier in use: scalar, avx2 or avx512.");
+  m.def("cpu_features", &cpu_features);
+  m.def("best_tier", &best_tier, nb::arg("features"));
+  m.def("cache_lines", &cache_lines, nb::arg("size"));
   m.def(
       "block_elements", [](const std::string& f) { return spike::block_elements(format_of(f)); },
       nb::arg("format"));

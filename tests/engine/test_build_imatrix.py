@@ -153,7 +153,7 @@ def test_what_is_refused(tmp_path: Path, dry_run: bool) -> None:
     cases = [("q4_k_m", path, "SPK413"), ("bf16", path, "SPK819"), ("q8_0", path, "SPK819"),
              ("q4_k_m", tmp_path / "none", "SPK126")]  # fmt: skip
     (tmp_path / "junk").write_bytes(b"GGUF" + b"\xff" * 60)
-    cases.append(("q4_k_m", tmp_path / "junk", "SPK130"))
+    cases.append(("q4_k_m", tmp_path / "junk", "SPK412"))
     for quantization, file, code in cases:
         with pytest.raises(SpikeError) as caught:
             engine(LLAMA, tmp_path / "e", file, quantization=quantization, dry_run=dry_run)

@@ -19,10 +19,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from spikeinfer import SpikeEngine
+from spikeinfer.compiler.assembly.evidence import mean_kl
 from spikeinfer.compiler.assembly.progress import Progress
-from spikeinfer.compiler.assembly.source import rebuilt
+from spikeinfer.compiler.assembly.source import open_source, rebuilt
 from spikeinfer.compiler.frontend.checkpoint import Checkpoint
 from spikeinfer.compiler.golden import Prompt, check, record, thresholds_for
+from spikeinfer.compiler.ir import Constant, DType, TensorType
 from spikeinfer.driver import BuildRequest, BuildResult, build
 from spikeinfer.kernels import dequantize, unpack
 from transformers import AutoModelForCausalLM
@@ -150,6 +152,32 @@ def test_quantising_again_is_done_with_a_warning(sources: Any, tmp_path: Path) -
     result, notes = built(source, tmp_path, quantization="q8_0")
     assert {c.format for c in result.plan.choices} <= {"q8_0", "f32"}
     assert sum("quantises them again" in note and "AWQ" in note for note in notes) == 1
+
+
+def test_a_quality_budget_chooses_for_packed_weights(sources: Any, tmp_path: Path) -> None:
+    source, _ = sources("gptq act-order")
+    result, notes = built(source, tmp_path, max_kl=0.02)
+    assert mean_kl(result.evidence) <= 0.02
+    assert {c.format for c in result.plan.choices} & {"q4_0", "q4_1", "q4_k", "q5_k", "q6_k"}
+    assert sum("as mixed quantises them again" in note for note in notes) == 1
+
+
+def test_whether_blocks_are_kept_is_known_without_unpacking(
+    sources: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = open_source(sources("gptq 8 bits")[0])
+    name = next(n for n in kept.checkpoint.parameters if "q_proj" in n)
+    shape = kept.checkpoint.parameters[name].shape
+    const = Constant("w", TensorType(DType.F32, tuple(shape)), name, role="attn_q")
+    assert not kept.has_blocks(const)
+    given = kept.given(const)
+    assert given is not None
+    const.format = given.format
+    assert kept.ready(const) is not None
+    monkeypatch.setattr(Checkpoint, "integers", None)
+    assert kept.has_blocks(const)
+    const.format = "q4_k"
+    assert not kept.has_blocks(const)
 
 
 def test_recorded_sets_hold_the_values_that_were_read(sources: Any, tmp_path: Path) -> None:

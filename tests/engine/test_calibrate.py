@@ -38,7 +38,7 @@ def text(folder: Path, count: int = 3000) -> Path:
 def test_a_checkpoints_importances_are_written(
     tmp_path: Path, calibrate: Callable[..., Outcome]
 ) -> None:
-    output = tmp_path / "out.gguf"
+    output = tmp_path / "made" / "for it" / "out.gguf"
     words = (LLAMA, "--text", text(tmp_path), "-o", output, "--tokens", 500, "--window", 32)
     code, out, _ = calibrate(*words, "--json")
     assert code == 0
@@ -68,7 +68,12 @@ def test_what_is_refused(tmp_path: Path, calibrate: Callable[..., Outcome]) -> N
     model.write_bytes(b"GGUF a model")
     code, _, err = calibrate(LLAMA, "-o", model)
     assert (code, "SPK817" in err, model.read_bytes()) == (2, True, b"GGUF a model")
-    assert calibrate(LLAMA, "-o", tmp_path / "no" / "x.gguf")[0] == ExitCode.USAGE
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    for name in ("manifest.json", "rank0.engine", "config.json"):
+        (engine / name).write_text("{}")
+    code, _, err = calibrate(engine, "-o", tmp_path / "x.gguf")
+    assert (code, f"{engine} is an engine" in err, "SPK145" in err) == (3, True, True)
     short = ("--text", text(tmp_path, 5), "-o", tmp_path / "x.gguf", "--window", 64)
     code, _, err = calibrate(LLAMA, *short)
     assert (code, "SPK414" in err, "not one window of 64" in err) == (3, True, True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from spikeinfer import SpikeEngine
+from spikeinfer.console.tables import size
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -83,6 +84,8 @@ def test_a_build_as_lines(checkpoint: Path, tmp_path: Path) -> None:
     assert "weights: " in done.stderr
     assert "\x1b" not in done.stderr
     assert f"Engine     {tmp_path / 'E'}, built in " in done.stdout
+    weights = size((tmp_path / "E" / "rank0.weights").stat().st_size)
+    assert re.search(rf"\nWeights    {weights} \([\d.]+ kB of it pads to pages\), ", done.stdout)
     assert "Golden     not checked (--golden off)" in done.stdout
 
 
@@ -104,6 +107,8 @@ def test_a_failed_gate_publishes_nothing(checkpoint: Path, tmp_path: Path) -> No
     error = json.loads(done.stderr)
     assert (done.returncode, error["code"], error["exit_code"]) == (4, "SPK580", 4)
     assert "mean KL" in error["what"]
+    assert "Try --quantization none: models of random weights" in error["remedy"]
+    assert "thresholds" in error["remedy"]
     assert not (tmp_path / "E").exists()
     assert (tmp_path / "E.failed").is_dir()
 
@@ -111,8 +116,6 @@ def test_a_failed_gate_publishes_nothing(checkpoint: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("extra", "code"),
     [
-        (["-q", "q4_k_x"], "SPK401"),
-        (["-q", "nvfp4"], "SPK402"),
         (["--max-seq-len", "4096"], "SPK803"),
         (["--recipe", "{tmp}/unknown-pass.yaml"], "SPK301"),
     ],

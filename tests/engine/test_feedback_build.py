@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from spikeinfer import SpikeEngine, SpikeError
+from spikeinfer.compiler.assembly import footprint
+from spikeinfer.compiler.assembly.feedback import TOKENS
 from spikeinfer.compiler.golden import Reference
 from spikeinfer.compiler.golden.metrics import row_metrics
 from spikeinfer.driver import BuildRequest, BuildResult, Progress, build
@@ -78,6 +80,20 @@ def test_the_same_bytes_for_any_number_of_workers_and_in_any_directory(tmp_path:
         result, _ = engine(folder, "engine", calibration=text(folder), workers=workers)
         files.append((result.output_dir / "rank0.weights").read_bytes())
     assert files[0] == files[1] == files[2]
+
+
+def test_a_dry_run_counts_what_feedback_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than the plain quantiser: at least the residual stream of all calibration tokens."""
+    monkeypatch.setattr(footprint, "_status", lambda field: 0)  # what this process has used
+    peaks = {}
+    for quantizer in ("plain", "feedback"):
+        request = BuildRequest(
+            LLAMA, tmp_path / "x", quantization="q8_0", quantizer=quantizer, dry_run=True
+        )
+        peaks[quantizer] = build(request).peak_memory or 0
+    assert peaks["feedback"] > peaks["plain"] + TOKENS * 96 * 4
 
 
 def test_nothing_in_blocks_is_told(tmp_path: Path) -> None:

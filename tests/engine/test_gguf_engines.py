@@ -198,3 +198,15 @@ def test_the_command(llama: tuple[Path, Path], tmp_path: Path) -> None:
                              capture_output=True, text=True)  # fmt: skip
     assert refused.returncode == 2
     assert "SPK807" in refused.stderr
+
+
+def test_without_a_tokenizer_no_prompt_is_suggested(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(MODELS / "tiny-llama", source, ignore=shutil.ignore_patterns("tok*", "chat*"))
+    built(source, tmp_path / "engine")
+    command = [str(Path(sys.executable).with_name("spike")), "export", str(tmp_path / "engine")]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "new" / "x.gguf")], capture_output=True, text=True
+    )
+    assert (done.returncode, "llama-cli" in done.stdout) == (0, False), done.stderr
+    assert "Tokenizer  none" in done.stdout

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from spikeinfer import ExitCode, SpikeEngine, SpikeError
-from spikeinfer.compiler.assembly.calibration import LONGEST_TEXT, text_of
+from spikeinfer.compiler.assembly.calibration_text import LONGEST_TEXT, text_of
 from spikeinfer.compiler.frontend.checkpoint import Checkpoint
 from spikeinfer.compiler.ir import Graph, Interpreter, parse_graph
 from spikeinfer.console import inspect

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,28 @@ import numpy as np
 import pytest
 import torch
 from spikeinfer import ExitCode, SpikeError
-from spikeinfer.compiler.assembly.calibration import OWN_TEXT
+from spikeinfer.compiler.assembly.calibration_text import OWN_TEXT
+from spikeinfer.compiler.assembly.evidence import mean_kl
 from spikeinfer.compiler.assembly.overrides import Override
 from spikeinfer.compiler.assembly.weights import ARRAY, parameters
 from spikeinfer.compiler.engine import EngineDirectory
+from spikeinfer.compiler.gguf.export import export_gguf
 from spikeinfer.compiler.golden.gate import PROSE
 from spikeinfer.compiler.solve.segments import segments
 from spikeinfer.compiler.solve.sensitivity import measure
 from spikeinfer.console.inspect_quantization import quantization_data
 from spikeinfer.driver import BuildRequest, BuildResult, Progress, _place, _trace, build
+
+
+class Notes(Progress):
+    """Keeps what a build remarks."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
 
 TINY = Path(__file__).parents[2] / ".cache" / "models" / "tiny-llama"
 LIMIT = 0.02
@@ -92,6 +106,19 @@ def test_what_cannot_be_reached_publishes_nothing(tmp_path: Path) -> None:
         assert (caught.value.code, caught.value.exit_code) == ("SPK420", ExitCode.GOLDEN_FAILED)
         assert "bytes" in caught.value.what
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gguf_file_as_source(tmp_path: Path) -> None:
+    """Its values are the reference; where the solver wants the file's own format, its blocks."""
+    build(BuildRequest(TINY, tmp_path / "first", quantization="q8_0", golden="off"))
+    file = tmp_path / "tiny.gguf"
+    export_gguf(EngineDirectory.open(tmp_path / "first"), file)
+    notes = Notes()
+    request = BuildRequest(file, tmp_path / "engine", enable_streaming=True, max_kl=LIMIT)
+    result = build(request, notes)
+    assert mean_kl(result.evidence) <= LIMIT
+    assert any("storing them as mixed quantises them again" in note for note in notes.notes)
+    assert result.plan.bytes < build(replace(request, max_kl=None, dry_run=True)).plan.bytes
 
 
 @pytest.mark.parametrize("streaming", [True, False])

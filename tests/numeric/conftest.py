@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,11 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, save_model
 from onnx.external_data_helper import set_external_data
-from spikeinfer.kernels import ops_library
+from spikeinfer.kernels import _kernels, ops_library
+
+EXACT_MEMORY = bool(os.environ.get("SPIKE_EXACT_MEMORY"))
+"""Give weights as memory, not as a mapped file: what lies behind a file's end is not seen to be
+read (make test-asan)."""
 
 OpSession = Callable[..., ort.InferenceSession]
 
@@ -36,6 +41,19 @@ def _weights(folder: Path, weights: Mapping[str, np.ndarray]) -> list[TensorProt
             tensors.append(tensor)
             file.write(data.tobytes())
     return tensors
+
+
+def _in_exact_memory(
+    options: ort.SessionOptions, weights: Mapping[str, np.ndarray]
+) -> list[ort.OrtValue]:
+    """Weights in memory of their size to the byte; they have to live as long as the session."""
+    values = []
+    for name, data in weights.items():
+        lines = _kernels.cache_lines(data.nbytes)
+        lines[:] = data.reshape(-1).view(np.uint8)
+        values.append(ort.OrtValue.ortvalue_from_numpy(lines.reshape(data.shape)))
+        options.add_initializer(name, values[-1])
+    return values
 
 
 @pytest.fixture
@@ -68,7 +86,11 @@ def op_session(tmp_path: Path) -> OpSession:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 4  # the tests of errors are loud enough
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # one malloc per tensor
+        kept = _in_exact_memory(options, weights or {}) if EXACT_MEMORY else []
         options.register_custom_ops_library(str(ops_library()))
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session.kept_for_it = kept
+        return session
 
     return make

@@ -1,4 +1,8 @@
-"""Every instruction-set tier passes the tests of the ops: each runs in a process of its own."""
+"""Every instruction-set tier passes the tests of the ops: each runs in a process of its own.
+
+That the linear kernels of all tiers give the same bits is in test_kernels_linear.py and
+test_kernels_moe.py, that none touches a byte outside of its arrays in test_kernels_bounds.py.
+"""
 
 from __future__ import annotations
 

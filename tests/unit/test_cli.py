@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-from spikeinfer import ExitCode, SpikeError, cli
+from spikeinfer import ExitCode, SpikeError, cli, kernels
 from spikeinfer.console import explain
 from spikeinfer.console.guard import block, run
 from spikeinfer.console.terminal import LogLevel, Terminal
@@ -79,6 +79,41 @@ def test_a_usage_error_as_json(spike: Callable[..., Outcome]) -> None:
     code, out, err = spike(*BUILD, "--json", "--nope")
     assert (code, out) == (ExitCode.USAGE, "")
     assert json.loads(err)["code"] == "SPK800"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "exit_code"),
+    [
+        ("-q q4_k_x", "SPK401", ExitCode.USAGE),
+        ("-q nvfp4", "SPK402", ExitCode.UNSUPPORTED),
+        ("-q q4_k_m --imatrix {tmp}/none", "SPK126", ExitCode.BAD_INPUT),
+        ("-q q4_k_m --calibration {tmp}/none", "SPK816", ExitCode.BAD_INPUT),
+        ("-q q4_k_m --calibration {tmp}/latin-1", "SPK816", ExitCode.BAD_INPUT),
+        ("-o {tmp}/latin-1", "SPK504", ExitCode.BAD_INPUT),
+        ("-o {tmp}", "SPK504", ExitCode.BAD_INPUT),
+        ("-o {tmp}/latin-1/deep/E", "SPK817", ExitCode.USAGE),
+    ],
+)
+def test_what_is_wrong_is_said_before_torch_is_imported(
+    spike: Callable[..., Outcome], tmp_path: Path, words: str, code: str, exit_code: ExitCode
+) -> None:
+    (tmp_path / "latin-1").write_bytes(b"caf\xe9")
+    found, out, err = spike(*BUILD[:-1], "E", *words.format(tmp=tmp_path).split())
+    assert (found, out) == (exit_code, "")
+    assert err.startswith(f"error {code} in ")  # no phase before it
+    assert "Errno" not in err
+    assert [p.name for p in tmp_path.iterdir()] == ["latin-1"]
+
+
+@pytest.mark.parametrize("command", ["calibrate", "golden record", "export"])
+def test_outputs_have_one_rule(spike: Callable[..., Outcome], tmp_path: Path, command: str) -> None:
+    """Missing directories are made when something is written; what is no directory is refused."""
+    (tmp_path / "file").write_text("not a directory")
+    code, _, err = spike(
+        *command.split(), "nothing-there", "-o", str(tmp_path / "file" / "a" / "b")
+    )
+    assert (code, "SPK817" in err) == (ExitCode.USAGE, True)
+    assert f"{tmp_path / 'file'} is no directory" in err
 
 
 @pytest.mark.parametrize(
@@ -289,6 +324,29 @@ def test_doctor(spike: Callable[..., Outcome]) -> None:
     assert found["ok"]
     assert found["checks"]["kernels"].startswith("ok, ")
     assert found["packages"]["runtime"]["onnxruntime"]
+
+
+FEATURES = [
+    kernels.CpuFeature("avx2", "avx2", True),
+    kernels.CpuFeature("avx512f", "avx512", True),
+    kernels.CpuFeature("avx512_vnni", "avx512", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("used", "best", "said"),
+    [
+        ("avx2", "avx2", "ok, avx2; avx512 needs avx512_vnni"),
+        ("scalar", "avx2", "ok, scalar: SPIKE_CPU lowers it, this CPU has avx2"),
+    ],
+)
+def test_doctor_says_why_no_better_instructions(
+    spike: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, used: str, best: str, said: str
+) -> None:
+    monkeypatch.setattr(kernels, "cpu_features", lambda: FEATURES)
+    monkeypatch.setattr(kernels, "best_tier", lambda names: best if "avx2" in names else "")
+    monkeypatch.setattr(kernels, "cpu_tier", lambda: used)
+    assert json.loads(spike("doctor", "--json")[1])["checks"]["kernels"] == said
 
 
 def test_a_bug_asks_to_be_reported() -> None:

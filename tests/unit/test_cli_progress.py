@@ -55,6 +55,17 @@ def test_lines_are_few() -> None:
     ]
 
 
+def test_a_note_after_a_phase_comes_after_its_line() -> None:
+    clock, lines = Clock(), list[str]()
+    with LineProgress(lines.append, clock) as progress:
+        progress.phase("golden gate")
+        clock.now += 1
+        progress.finish()
+        progress.note("it measured 0.02 nats")
+        progress.phase("passes")
+    assert lines == ["golden gate: 1.0 s", "note: it measured 0.02 nats", "passes: 0 ms"]
+
+
 def test_a_phase_that_learns_its_total_goes_on() -> None:
     clock, lines = Clock(), list[str]()
     with LineProgress(lines.append, clock) as progress:

@@ -245,8 +245,8 @@ def test_drawn_ids_are_the_same_everywhere() -> None:
 
 
 def test_thresholds_loosen_with_fewer_bits() -> None:
-    order = ["float32", "float16", "bfloat16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s",
-             "q3_k_m", "q2_k"]  # fmt: skip
+    order = ["float32", "float16", "bfloat16", "q8_0", "q6_k", "q5_k_m", "q5_1", "q5_0", "q4_1",
+             "q4_k_m", "q4_k_s", "q3_k_m", "q4_0", "q2_k"]  # fmt: skip
     limits = [THRESHOLDS[name] for name in order]
     for tight, loose in itertools.pairwise(limits):
         assert tight.mean_kl <= loose.mean_kl

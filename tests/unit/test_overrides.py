@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import cast
+
 import pytest
 from spikeinfer import SpikeError
 from spikeinfer.compiler.assembly.overrides import Override, Overrides, first_given, layer_of
 from spikeinfer.compiler.ir import Constant, DType, TensorType
 from spikeinfer.compiler.quantize import Given
+from spikeinfer.console.recipes import load
 
 DOWN = "model.layers.{}.mlp.down_proj.weight"
 
@@ -77,6 +81,18 @@ def test_what_matches_nothing_is_an_error(override: Override, hint: str) -> None
     assert caught.value.code == "SPK421"
     assert str(override) in caught.value.what
     assert hint in caught.value.remedy
+
+
+def test_what_matches_nothing_is_found_in_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("version: 1\nformats:\n  - {role: output, format: q6_k}\n"
+                    "  - {layers: 7, format: q6_k}\n")  # fmt: skip
+    given = load(str(path)).options["formats"]
+    overrides = Overrides(cast("tuple[Override, ...]", given))
+    overrides(matrix("lm_head.weight", "output"))
+    with pytest.raises(SpikeError, match=rf"SPK421 quantization: {path}, line 4: the override of"):
+        overrides.check()
+    assert overrides.overrides[1].to_json() == {"layers": "7", "format": "q6_k"}
 
 
 def test_a_shadowed_override_is_none_that_matches_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -112,7 +112,21 @@ def llama_cpp_formats(key: str, quantization: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "quantization", ["q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16"]
+    "quantization",
+    [
+        "q2_k",
+        "q3_k_m",
+        "q4_0",
+        "q4_1",
+        "q4_k_s",
+        "q4_k_m",
+        "q5_0",
+        "q5_1",
+        "q5_k_m",
+        "q6_k",
+        "q8_0",
+        "f16",
+    ],
 )
 @pytest.mark.parametrize("key", [shape.key for shape in SHAPES])
 def test_every_tensor_gets_llama_cpps_format(key: str, quantization: str) -> None:
@@ -212,12 +226,26 @@ def test_names_and_aliases(name: str, expected: str) -> None:
     assert Quantization.parse(name) == expected
 
 
+@pytest.mark.parametrize(
+    ("quantization", "guard"),
+    [("q4_0", "q4_1"), ("q5_0", "q5_1"), ("q4_1", "q4_1"), ("q4_k_m", "")],
+)
+def test_importances_guard_the_first_down_projections(quantization: str, guard: str) -> None:
+    """llama.cpp's rule for q4_0 and q5_0 with an imatrix: an eighth of the layers, no others."""
+    shape = shape_named("llama-8b")
+    name, specs = Quantization(quantization), list(shape.tensors())
+    plain = plan(name, specs, shape.facts).formats
+    weighed = plan(name, specs, replace(shape.facts, weighed=True)).formats
+    first = [f"blk.{layer}.ffn_down" for layer in range(4)] if guard else []
+    assert weighed == plain | dict.fromkeys(first, guard)
+
+
 def test_none_keeps_the_dtype() -> None:
     assert Quantization.parse("none", "float32") is Quantization.F32
     assert Quantization.parse("auto", "torch.float16") is Quantization.F16
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q5_k_s", "q3_k_l", "int4_awq", "fp8", "iq4_xs"])
+@pytest.mark.parametrize("name", ["q5_k_s", "q3_k_l", "int4_awq", "fp8", "iq4_xs"])
 def test_known_names_that_are_not_in_this_version(name: str) -> None:
     with pytest.raises(SpikeError, match=r"SPK402.*not in this version") as caught:
         Quantization.parse(name)
