@@ -29,6 +29,7 @@ __all__ = [
     "cpu_tier",
     "dequantize",
     "dequantize_rows",
+    "fma_burst",
     "gated_mlp",
     "linear",
     "moe",
@@ -327,6 +328,11 @@ def dequantize_rows(
 def stream_read(data: NDArray[np.uint8], threads: int = 0) -> int:
     """Read every byte once on all threads (benchmarks); returns the sum of the 64-bit words."""
     return _kernels.stream_read(np.ascontiguousarray(data), threads)
+
+
+def fma_burst(rounds: int, threads: int = 0) -> int:
+    """Multiply-adds in registers on all threads (benchmarks); returns the fp32 operations done."""
+    return _kernels.fma_burst(rounds, threads)
 
 
 def _require_stored(bad: tuple[int, int, float] | None, fmt: Format) -> None:
