@@ -13,6 +13,8 @@ namespace {
 struct Scalar {
   using F = float;
   static constexpr int64_t width = 1;
+  static constexpr int rows = 4;
+  static constexpr int accumulators = 16;
 
   static F zero() { return 0.0f; }
   static F set(float x) { return x; }
