@@ -53,6 +53,7 @@ template <class V>
 struct Panels {
   const float* at;
 
+  template <int C>
   Panels columns(int64_t c) const {
     return {at + c / tile_positions * tile_positions * tile_positions + c % tile_positions};
   }
@@ -62,17 +63,23 @@ struct Panels {
   void tick(int64_t) const {}
 };
 
-/// Values as they are stored, at `offset` bytes from each address.
-template <class V, KvFormat format>
+/// Values as they are stored, at `offset` bytes from each address. `whole`: columns begin with a
+/// group of 32, so that the compiler sees which registers share a scale.
+template <class V, KvFormat format, bool whole = false>
 struct StoredValues {
   const uint8_t* const* rows;
   int64_t offset;
   Ahead* ahead;
   int64_t chunk = 0;
 
-  StoredValues columns(int64_t c) const { return {rows, offset, ahead, c / V::width}; }
+  template <int C>
+  auto columns(int64_t c) const {
+    constexpr bool groups = C * V::width % 32 == 0;
+    return StoredValues<V, format, groups>{rows, offset + c / 32 * group_bytes<format>, ahead,
+                                           c % 32 / V::width};
+  }
   typename V::F load(int64_t k, int64_t c) const {
-    return load_chunk<V, format>(rows[k] + offset, chunk + c);
+    return load_chunk<V, format>(rows[k] + offset, (whole ? 0 : chunk) + c);
   }
   [[gnu::always_inline]] void tick(int64_t k) const {
     if (k % 4 == 0) ahead->tick();
@@ -118,9 +125,9 @@ void multiply_columns(const LeftRows& left, const Right& right, int64_t from, in
   constexpr int C = V::accumulators / R >= 4 ? 4 : 2;
   int64_t c = begin;
   for (; c + C * V::width <= end; c += C * V::width)
-    multiply<V, R, C>(left, right.columns(c), from, to, carry, out + c, out_stride);
+    multiply<V, R, C>(left, right.template columns<C>(c), from, to, carry, out + c, out_stride);
   for (; c < end; c += V::width)
-    multiply<V, R, 1>(left, right.columns(c), from, to, carry, out + c, out_stride);
+    multiply<V, R, 1>(left, right.template columns<1>(c), from, to, carry, out + c, out_stride);
 }
 
 /// Calls use<R>() with R = rows, which is at most V::rows.

@@ -5,6 +5,13 @@
 namespace spike {
 namespace {
 
+/// Bytes of 32 elements of a row.
+template <KvFormat format>
+constexpr int64_t group_bytes = format == KvFormat::f32    ? 128
+                                : format == KvFormat::f16  ? 64
+                                : format == KvFormat::int8 ? kv_int8_group_bytes
+                                                           : kv_int4_group_bytes;
+
 /// Lanes [c * width, ...) of a stored row, as floats.
 template <class V, KvFormat format>
 typename V::F load_chunk(const uint8_t* row, int64_t c) {

@@ -25,6 +25,7 @@ struct Avx2 {
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  static F min(F a, F b) { return _mm256_min_ps(a, b); }
 
   static F exp(F x) {
     const F alive = _mm256_cmp_ps(x, set(-87.3f), _CMP_NLT_UQ);
@@ -72,8 +73,19 @@ struct Avx2 {
   static void store_f16(uint8_t* p, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
   }
+  static void store_i8(uint8_t* p, F x) {
+    const __m256i q = _mm256_cvtps_epi32(x);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+  }
+  static void store_nibbles(uint8_t* p, F low, F high) {
+    const __m256i q = _mm256_or_si256(_mm256_cvtps_epi32(low),
+                                      _mm256_slli_epi32(_mm256_cvtps_epi32(high), 4));
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+  }
   static F spread_f16(const uint8_t* p) {
-    return set(_cvtsh_ss(static_cast<unsigned short>(p[0] | p[1] << 8)));
+    return _mm256_cvtph_ps(_mm_set1_epi16(half_at(p)));
   }
   static F load_i8(const uint8_t* p) { return widen_i8(bytes(p)); }
   static F load_low(const uint8_t* p) {
@@ -99,8 +111,11 @@ struct Avx2 {
     for (int j = 0; j < 32; j += 4) turn_floats(rows + j, at, out + j, stride);
   }
   static void turn_i8(const uint8_t* const* rows, int64_t at, float* out, int64_t stride) {
+    alignas(32) int16_t halves[32];
     alignas(32) float scales[32];
-    for (int j = 0; j < 32; ++j) scales[j] = one_f16(rows[j] + at);
+    for (int j = 0; j < 32; ++j) halves[j] = half_at(rows[j] + at);
+    for (int j = 0; j < 32; j += 8)
+      store(scales + j, load_f16(reinterpret_cast<const uint8_t*>(halves + j)));
     for (int part = 0; part < 2; ++part, out += 16 * stride) {
       __m256i x[16];
       turn_bytes(rows, at + 2 + 16 * part, x);
@@ -112,12 +127,16 @@ struct Avx2 {
   }
   static void turn_i4(const uint8_t* const* rows, int64_t at, const uint8_t* scales,
                       const uint8_t* mins, float* out, int64_t stride) {
+    alignas(32) float factors[32], least[32];
+    for (int i = 0; i < 32; i += 8) {
+      store(factors + i, load_f16(scales + 2 * i));
+      store(least + i, load_f16(mins + 2 * i));
+    }
     __m256i x[16];
     turn_bytes(rows, at, x);
     for (int i = 0; i < 16; ++i)
       for (int part = 0; part < 2; ++part) {
-        const F scale = spread_f16(scales + 2 * (i + 16 * part));
-        const F min = spread_f16(mins + 2 * (i + 16 * part));
+        const F scale = set(factors[i + 16 * part]), min = set(least[i + 16 * part]);
         const __m256i codes = _mm256_and_si256(part == 0 ? x[i] : _mm256_srli_epi16(x[i], 4),
                                                _mm256_set1_epi8(15));
         float* const to = out + (i + 16 * part) * stride;
@@ -126,8 +145,10 @@ struct Avx2 {
   }
 
  private:
-  static float one_f16(const uint8_t* p) {
-    return _cvtsh_ss(static_cast<unsigned short>(p[0] | p[1] << 8));
+  static int16_t half_at(const uint8_t* p) {
+    int16_t h;
+    __builtin_memcpy(&h, p, sizeof h);
+    return h;
   }
   static F widen_i8(__m128i x) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)); }
   /// use(first lane, floats) for each eight of 32 signed bytes.
