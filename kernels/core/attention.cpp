@@ -17,6 +17,8 @@ namespace {
 
 // Query rows that share one reading of the cache: few if threads would else have nothing to do.
 constexpr int64_t fewest_rows = 32, most_rows = 96;
+// Positions that a thread should have to itself, as the first ones of a task are waited for.
+constexpr int64_t fewest_positions = 512;
 // Multiply-adds from which sharing the work between threads pays for waking them.
 constexpr int64_t worth_sharing = 100000;
 
@@ -141,7 +143,7 @@ class Attention {
     for (int64_t b = 0; b < step_.sequences; ++b) plan_sequence(b, together);
     // Items above this share of the work are cut, so that no thread waits long for another one.
     const int64_t large =
-        alone_ ? std::numeric_limits<int64_t>::max() : total / (4 * parallel_.threads);
+        alone_ ? std::numeric_limits<int64_t>::max() : total / (2 * parallel_.threads);
     int64_t floats = 0;
     for (const Item& item : items_)
       if (cut(item, large)) floats += item.segments() * partial_floats(rows(item));
@@ -160,7 +162,9 @@ class Attention {
     Item& item = items_[i];
     item.shared = next;
     shared_.push_back(i);
-    const int64_t positions = std::max<int64_t>(1, large / (item.tokens * item.kv_heads));
+    const int64_t each = (item.high - item.low) / parallel_.threads;
+    const int64_t positions =
+        std::max(large / (item.tokens * item.kv_heads), std::min(each, fewest_positions));
     for (int64_t begin = item.low; begin < item.high;) {
       Task task{i, begin, begin, next};
       while (task.end < item.high && task.end - begin < positions) {
@@ -230,10 +234,13 @@ class Attention {
   int64_t rows(const Item& item) const { return item.kv_heads * rows_per_head(item); }
   int64_t rows_per_head(const Item& item) const { return item.tokens * group_; }
 
-  /// Which row of [tokens, heads] an item's row r is.
-  int64_t place(const Item& item, int64_t r) const {
-    const int64_t per_head = rows_per_head(item), token = item.token + r % per_head / group_;
-    return token * spec_.heads + (item.kv_head + r / per_head) * group_ + r % group_;
+  /// Calls use(r, row of [tokens, heads]) for an item's rows.
+  template <class Use>
+  void each_row(const Item& item, Use use) const {
+    int64_t r = 0;
+    for (int64_t h = item.kv_head; h < item.kv_head + item.kv_heads; ++h)
+      for (int64_t t = item.token; t < item.token + item.tokens; ++t)
+        for (int64_t g = 0; g < group_; ++g) use(r++, t * spec_.heads + h * group_ + g);
   }
 
   int64_t partial_floats(int64_t rows) const { return rows * (2 + value_stride_); }
@@ -297,10 +304,11 @@ class Attention {
   }
 
   void load_queries(const Item& item, float* q) const {
-    for (int64_t r = 0; r < rows(item); ++r, q += key_stride_) {
-      const float* from = step_.q + place(item, r) * spec_.key_dim;
-      for (int64_t i = 0; i < spec_.key_dim; ++i) q[i] = from[i] * spec_.scale;
-    }
+    each_row(item, [&](int64_t r, int64_t row) {
+      const float* from = step_.q + row * spec_.key_dim;
+      float* const to = q + r * key_stride_;
+      for (int64_t i = 0; i < spec_.key_dim; ++i) to[i] = from[i] * spec_.scale;
+    });
   }
 
   KvRows cached(const Item& item) const {
@@ -328,8 +336,7 @@ class Attention {
 
   /// out = weighted values / sum of weights, a sink being one more weight.
   void finish(const Item& item, const Partial& all) const {
-    for (int64_t r = 0; r < rows(item); ++r) {
-      const int64_t row = place(item, r);
+    each_row(item, [&](int64_t r, int64_t row) {
       float factor = 1.0f, sum = all.sum[r];
       if (step_.sinks != nullptr) {
         const float sink = step_.sinks[row % spec_.heads], max = std::max(all.max[r], sink);
@@ -341,7 +348,7 @@ class Attention {
       const float* from = all.out + r * value_stride_;
       // A masked position adds nothing, but turns -0 into 0: so do all.
       for (int64_t i = 0; i < spec_.value_dim; ++i) to[i] = from[i] * factor + 0.0f;
-    }
+    });
   }
 
   const Parallel& parallel_;

@@ -99,6 +99,7 @@ struct Scratch {
   float* scores = nullptr;  ///< [softened_rows, tile_positions]
   float* keys = nullptr;    ///< [key_dim, tile_positions]: turned
   float* values = nullptr;  ///< [value_panels, tile_positions, tile_positions]: columns in panels
+  int64_t touched = 0;      ///< positions before this one are on their way into the cache
 };
 
 /// The kernels of one tier.

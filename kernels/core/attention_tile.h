@@ -263,25 +263,48 @@ class Tile {
 
   /// Where coded positions end and those of the queries' own group begin.
   int64_t border() const {
-    return std::clamp<int64_t>(kv_.recent - rows_.tile, rows_.there.begin, rows_.there.end);
+    return rows_.there.begin + coded_count(rows_);
   }
 
-  /// The next tile's rows of all heads. Coded keys lie by groups of tokens, those of all heads
-  /// together.
+  /// The next tile's rows of all heads, and this one's if nobody has touched them.
   void look_ahead() {
-    const int64_t begin = next_.there.begin, count = next_.there.end - begin;
-    const int64_t old = coded ? std::clamp<int64_t>(kv_.recent - next_.tile - begin, 0, count) : count;
-    int64_t groups = 0;
-    for (int64_t j = begin; coded && j < begin + old; j = (j / turned_keys + 1) * turned_keys)
-      groups_[groups++] = next_.keys[j] - j % turned_keys * kv_.code_bytes - kv_.header_bytes;
-    if (coded)
-      ahead_.add(groups_, groups, q_.kv_heads * kv_.key_head);
-    else
-      ahead_.add(next_.keys + begin, count, q_.kv_heads * kv_.key_head);
-    ahead_.add(next_.values + begin, old, q_.kv_heads * kv_.value_head);
+    if (scratch_.touched < rows_.end()) {
+      Ahead now;
+      add_keys(now, rows_);
+      now.spread(1);
+      now.tick();
+      add_values(ahead_, rows_);
+    }
+    scratch_.touched = next_.end();
+    add_keys(ahead_, next_);
+    add_values(ahead_, next_);
     const int64_t turns = 2 * q_.spec->key_dim / turn_elements<format>;
     const int64_t sums = tile_positions / 4 * std::max<int64_t>(1, q_.spec->value_dim / (4 * V::width));
     ahead_.spread(q_.kv_heads * (turns + sums));
+  }
+
+  /// Coded keys lie by groups of tokens, those of all heads together.
+  void add_keys(Ahead& ahead, const TileRows& rows) {
+    const int64_t begin = rows.there.begin, old = coded_count(rows);
+    if constexpr (coded) {
+      int64_t groups = 0;
+      for (int64_t j = begin; j < begin + old; j = (j / turned_keys + 1) * turned_keys)
+        groups_[groups++] = rows.keys[j] - j % turned_keys * kv_.code_bytes - kv_.header_bytes;
+      ahead.add(groups_, groups, q_.kv_heads * kv_.key_head);
+    } else {
+      ahead.add(rows.keys + begin, rows.there.end - begin, q_.kv_heads * kv_.key_head);
+    }
+  }
+
+  void add_values(Ahead& ahead, const TileRows& rows) const {
+    ahead.add(rows.values + rows.there.begin, coded_count(rows), q_.kv_heads * kv_.value_head);
+  }
+
+  /// How many of a tile's rows have the pool's format; recent ones have been read a moment ago.
+  int64_t coded_count(const TileRows& rows) const {
+    const int64_t count = rows.there.end - rows.there.begin;
+    if (!coded) return count;
+    return std::clamp<int64_t>(kv_.recent - rows.tile - rows.there.begin, 0, count);
   }
 
   /// Keys as columns, those of whole runs of turned_keys: what is not there is another key again.
@@ -369,7 +392,7 @@ class Tile {
       part_.sum[at + r] = part_.sum[at + r] * carry[r] + more;
     }
     for (int64_t r = 0; r < count; r += V::rows)
-      add_values(h, row + r, std::min<int64_t>(V::rows, count - r),
+      sum_values(h, row + r, std::min<int64_t>(V::rows, count - r),
                  scratch_.scores + r * tile_positions, carry + r, expanded);
   }
 
@@ -381,7 +404,7 @@ class Tile {
   }
 
   /// out = carry * out + weights . values, for up to V::rows rows of a head.
-  void add_values(int64_t h, int64_t row, int64_t n, const float* s, const float* carry,
+  void sum_values(int64_t h, int64_t row, int64_t n, const float* s, const float* carry,
                   bool expanded) {
     const Span span = seen(row, n);
     if (span.empty()) return;

@@ -47,9 +47,10 @@ template <KvFormat format>
 constexpr int64_t turn_elements = format == KvFormat::f32 ? 4 : format == KvFormat::f16 ? 8 : 32;
 
 /// out[i][j] = element i of key j, for `turned_keys` keys of `dim` elements; int4 keys are of one
-/// group, whose scales and mins begin at `header`. Calls tick() now and then.
+/// group, whose scales and mins begin at `header`. Calls tick() now and then. Not inlined: GCC would
+/// keep the addresses in vector registers.
 template <class V, KvFormat format, class Tick>
-void turn_keys(const uint8_t* const* rows, const uint8_t* header, int64_t dim, float* out,
+[[gnu::noinline]] void turn_keys(const uint8_t* const* rows, const uint8_t* header, int64_t dim, float* out,
                const Tick& tick) {
   int64_t i = 0;
   if constexpr (V::width == 1 && format == KvFormat::int8) {
