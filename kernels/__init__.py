@@ -34,6 +34,7 @@ __all__ = [
     "cpu_tier",
     "dequantize",
     "dequantize_rows",
+    "fma_burst",
     "gated_mlp",
     "linear",
     "moe",
@@ -371,6 +372,11 @@ def vnni_run(rounds: int = 500_000, threads: int = 0) -> int:
     if rounds < 8:
         raise ValueError(f"rounds must be at least 8, not {rounds}")
     return _kernels.vnni_run(rounds, threads)
+
+
+def fma_burst(rounds: int, threads: int = 0) -> int:
+    """Multiply-adds in registers on all threads (benchmarks); returns the fp32 operations done."""
+    return _kernels.fma_burst(rounds, threads)
 
 
 def _require_stored(bad: tuple[int, int, float] | None, fmt: Format) -> None:

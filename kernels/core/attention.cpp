@@ -15,8 +15,12 @@
 namespace spike {
 namespace {
 
-constexpr float nothing = -std::numeric_limits<float>::infinity();
-constexpr int64_t rows_per_item = 32;  // query rows that share one reading of the cache
+// Query rows that share one reading of the cache: few if threads would else have nothing to do.
+constexpr int64_t fewest_rows = 32, most_rows = 96;
+// Positions that a thread should have to itself, as the first ones of a task are waited for.
+constexpr int64_t fewest_positions = 512;
+// Multiply-adds from which sharing the work between threads pays for waking them.
+constexpr int64_t worth_sharing = 100000;
 
 /// End of the segment that holds `position`. Segments are the unit in which a long context may be
 /// shared between threads. Their borders are fixed, so results don't depend on the sharing; they
@@ -49,8 +53,9 @@ struct Item {
 
 struct Task {
   int64_t item = 0;
-  int64_t begin = 0;  ///< segment to work on, if the item is shared
-  float* part = nullptr;
+  int64_t begin = 0;  ///< segments to work on, if the item is shared: up to `end`
+  int64_t end = 0;
+  float* part = nullptr;  ///< one partial result per segment
 };
 
 /// Grows, is reused by all tasks of a thread, and is aligned for vectors.
@@ -86,9 +91,9 @@ class Attention {
     key_stride_ = padded_row(spec.key_dim);
     value_stride_ = padded_row(spec.value_dim);
     switch (cpu_tier()) {
-      case CpuTier::avx512: kernel_ = segment_kernel_avx512(spec.format); break;
-      case CpuTier::avx2: kernel_ = segment_kernel_avx2(spec.format); break;
-      default: kernel_ = segment_kernel_scalar(spec.format); break;
+      case CpuTier::avx512: kernels_ = attention_kernels_avx512(spec.format); break;
+      case CpuTier::avx2: kernels_ = attention_kernels_avx2(spec.format); break;
+      default: kernels_ = attention_kernels_scalar(spec.format); break;
     }
   }
 
@@ -96,8 +101,9 @@ class Attention {
     store();
     if (recent_) recent_->encode_groups(parallel_);
     plan();
-    parallel_(static_cast<int64_t>(tasks_.size()), [this](int64_t i) { work(tasks_[i]); });
-    parallel_(static_cast<int64_t>(shared_.size()), [this](int64_t i) { join(items_[shared_[i]]); });
+    const Parallel threads = alone_ ? Parallel{} : parallel_;
+    threads(static_cast<int64_t>(tasks_.size()), [this](int64_t i) { work(tasks_[i]); });
+    threads(static_cast<int64_t>(shared_.size()), [this](int64_t i) { join(items_[shared_[i]]); });
     if (recent_) recent_->keep(parallel_);
   }
 
@@ -125,31 +131,50 @@ class Attention {
   }
 
   void plan() {
-    const bool together = heads_together();
-    for (int64_t b = 0; b < step_.sequences; ++b) plan_sequence(b, together);
     int64_t total = 0;
-    for (const Item& item : items_) total += item.cost();
+    for (int64_t b = 0; b < step_.sequences; ++b)
+      if (new_tokens(b) > 0) total += make_item(b, 0, new_tokens(b)).cost() * spec_.kv_heads;
+    alone_ = parallel_.threads <= 1 ||
+             total * group_ * (spec_.key_dim + spec_.value_dim) < worth_sharing;
+    const int64_t share_of_rows = step_.tokens * spec_.heads / (8 * parallel_.threads);
+    tokens_per_item_ =
+        std::max<int64_t>(1, std::clamp(share_of_rows, fewest_rows, most_rows) / group_);
+    const bool together = alone_ || heads_together();
+    for (int64_t b = 0; b < step_.sequences; ++b) plan_sequence(b, together);
     // Items above this share of the work are cut, so that no thread waits long for another one.
-    const int64_t large = parallel_.threads > 1 ? total / (4 * parallel_.threads)
-                                                : std::numeric_limits<int64_t>::max();
+    const int64_t large =
+        alone_ ? std::numeric_limits<int64_t>::max() : total / (2 * parallel_.threads);
     int64_t floats = 0;
     for (const Item& item : items_)
       if (cut(item, large)) floats += item.segments() * partial_floats(rows(item));
     partials_.reset(new float[static_cast<size_t>(floats)]);
     float* next = partials_.get();
-    for (size_t i = 0; i < items_.size(); ++i) {
-      Item& item = items_[i];
-      if (!cut(item, large)) {
-        tasks_.push_back({static_cast<int64_t>(i), 0, nullptr});
-        continue;
-      }
-      item.shared = next;
-      shared_.push_back(static_cast<int64_t>(i));
-      for (int64_t at = item.low; at < item.high; at = segment_end(at)) {
-        tasks_.push_back({static_cast<int64_t>(i), at, next});
+    for (size_t i = items_.size(); i-- > 0;)  // late tokens see most: begin with the long tasks
+      if (cut(items_[i], large))
+        next = share(static_cast<int64_t>(i), large, next);
+      else
+        tasks_.push_back({static_cast<int64_t>(i), 0, 0, nullptr});
+  }
+
+  /// Runs of an item's segments become tasks of about `large` each; `next` is where partial results
+  /// go. Neighbouring segments stay together, so that each finds its first keys on their way.
+  float* share(int64_t i, int64_t large, float* next) {
+    Item& item = items_[i];
+    item.shared = next;
+    shared_.push_back(i);
+    const int64_t each = (item.high - item.low) / parallel_.threads;
+    const int64_t positions =
+        std::max(large / (item.tokens * item.kv_heads), std::min(each, fewest_positions));
+    for (int64_t begin = item.low; begin < item.high;) {
+      Task task{i, begin, begin, next};
+      while (task.end < item.high && task.end - begin < positions) {
+        task.end = std::min(item.high, segment_end(task.end));
         next += partial_floats(rows(item));
       }
+      tasks_.push_back(task);
+      begin = task.end;
     }
+    return next;
   }
 
   /// Whether short runs of tokens take all kv heads in one item. The cache is then read in the
@@ -163,10 +188,8 @@ class Attention {
 
   int64_t new_tokens(int64_t b) const { return step_.seq_starts[b + 1] - step_.seq_starts[b]; }
 
-  int64_t tokens_per_item() const { return std::max<int64_t>(1, rows_per_item / group_); }
-
   bool short_run(int64_t b) const {
-    return new_tokens(b) > 0 && new_tokens(b) <= std::min<int64_t>(4, tokens_per_item());
+    return new_tokens(b) > 0 && new_tokens(b) <= std::min<int64_t>(4, tokens_per_item_);
   }
 
   void plan_sequence(int64_t b, bool together) {
@@ -183,7 +206,7 @@ class Attention {
   /// Tokens of the item that begins with new token `from`. All of them must read the same keys
   /// coded, so int4's items end where groups do; what is left of a group is shared out evenly.
   int64_t item_tokens(int64_t b, int64_t from) const {
-    const int64_t left = new_tokens(b) - from, most = tokens_per_item();
+    const int64_t left = new_tokens(b) - from, most = tokens_per_item_;
     if (!recent_) return std::min(most, left);
     const int64_t position = step_.kv_lens[b] - left;
     const int64_t run = std::min(left, kv_group_tokens - position % kv_group_tokens);
@@ -211,10 +234,13 @@ class Attention {
   int64_t rows(const Item& item) const { return item.kv_heads * rows_per_head(item); }
   int64_t rows_per_head(const Item& item) const { return item.tokens * group_; }
 
-  /// Which row of [tokens, heads] an item's row r is.
-  int64_t place(const Item& item, int64_t r) const {
-    const int64_t per_head = rows_per_head(item), token = item.token + r % per_head / group_;
-    return token * spec_.heads + (item.kv_head + r / per_head) * group_ + r % group_;
+  /// Calls use(r, row of [tokens, heads]) for an item's rows.
+  template <class Use>
+  void each_row(const Item& item, Use use) const {
+    int64_t r = 0;
+    for (int64_t h = item.kv_head; h < item.kv_head + item.kv_heads; ++h)
+      for (int64_t t = item.token; t < item.token + item.tokens; ++t)
+        for (int64_t g = 0; g < group_; ++g) use(r++, t * spec_.heads + h * group_ + g);
   }
 
   int64_t partial_floats(int64_t rows) const { return rows * (2 + value_stride_); }
@@ -223,49 +249,46 @@ class Attention {
     return {memory, memory + rows, memory + 2 * rows};
   }
 
-  /// A segment of a shared item, or all of an item.
+  /// Segments of a shared item, or all of an item.
   void work(const Task& task) const {
     const Item& item = items_[task.item];
-    const int64_t count = rows(item), per_head = padded_row(rows_per_head(item));
+    const int64_t count = rows(item), floats = partial_floats(count);
     thread_local Workspace workspace;
-    float* next = workspace.get(padded_row(count * key_stride_) + per_head * (score_stride + 1) +
-                                tile_positions * (key_stride_ + value_stride_) +
-                                2 * partial_floats(count));
+    float* next = workspace.get(count * key_stride_ + softened_rows * tile_positions +
+                                spec_.key_dim * tile_positions +
+                                value_panels(value_stride_) * tile_positions * tile_positions +
+                                2 * padded_row(floats));
     auto take = [&next](int64_t floats) { return std::exchange(next, next + floats); };
-    float* q = take(padded_row(count * key_stride_));
+    float* q = take(count * key_stride_);
     Scratch scratch;
-    scratch.scores = take(per_head * score_stride);
-    scratch.keys = take(tile_positions * key_stride_);
-    scratch.values = take(tile_positions * value_stride_);
-    scratch.carry = take(per_head);
+    scratch.scores = take(softened_rows * tile_positions);
+    scratch.keys = take(spec_.key_dim * tile_positions);
+    scratch.values = take(value_panels(value_stride_) * tile_positions * tile_positions);
     load_queries(item, q);
     if (task.part != nullptr) {
-      attend(item, q, task.begin, partial(task.part, count), scratch);
+      float* part = task.part;
+      for (int64_t at = task.begin; at < task.end; at = segment_end(at), part += floats)
+        attend(item, q, at, task.end, partial(part, count), scratch);
       return;
     }
-    const Partial all = partial(take(partial_floats(count)), count);
-    const Partial part = partial(take(partial_floats(count)), count);
-    clear(all, count);
-    for (int64_t at = item.low; at < item.high; at = segment_end(at)) {
-      attend(item, q, at, part, scratch);
-      fold(all, part, count);
+    const Partial all = partial(take(padded_row(floats)), count);
+    const Partial part = partial(take(padded_row(floats)), count);
+    attend(item, q, item.low, item.high, all, scratch);
+    for (int64_t at = segment_end(item.low); at < item.high; at = segment_end(at)) {
+      attend(item, q, at, item.high, part, scratch);
+      kernels_.fold(all, part, count, value_stride_);
     }
     finish(item, all);
   }
 
-  /// part = the item's rows over the segment that begins at `begin`.
-  void attend(const Item& item, const float* q, int64_t begin, const Partial& part,
-              Scratch& scratch) const {
-    const int64_t end = std::min(segment_end(begin), item.high), per_head = rows_per_head(item);
-    for (int64_t h = 0; h < item.kv_heads; ++h) {
-      const int64_t row = h * per_head;
-      const float* slopes =
-          step_.slopes != nullptr ? step_.slopes + (item.kv_head + h) * group_ : nullptr;
-      const QueryRows query{&spec_,     q + row * key_stride_, per_head,      group_,
-                            item.first, key_stride_,           value_stride_, slopes};
-      kernel_(query, cached(item, item.kv_head + h), begin, end,
-              {part.max + row, part.sum + row, part.out + row * value_stride_}, scratch);
-    }
+  /// part = the item's rows over the segment that begins at `begin`; more follows up to `horizon`.
+  void attend(const Item& item, const float* q, int64_t begin, int64_t horizon,
+              const Partial& part, Scratch& scratch) const {
+    const int64_t end = std::min(segment_end(begin), item.high);
+    const float* slopes = step_.slopes != nullptr ? step_.slopes + item.kv_head * group_ : nullptr;
+    const QueryRows query{&spec_,      q,           item.kv_heads, rows_per_head(item), group_,
+                          item.first,  key_stride_, value_stride_, slopes};
+    kernels_.segment(query, cached(item), begin, end, horizon, part, scratch);
   }
 
   /// Puts the segments of a shared item together, in the order in which one task would have.
@@ -273,63 +296,47 @@ class Attention {
     const int64_t count = rows(item), floats = partial_floats(count);
     thread_local Workspace workspace;
     const Partial all = partial(workspace.get(floats), count);
-    clear(all, count);
-    float* part = item.shared;
-    for (int64_t at = item.low; at < item.high; at = segment_end(at), part += floats)
-      fold(all, partial(part, count), count);
+    std::copy_n(item.shared, floats, all.max);
+    float* part = item.shared + floats;
+    for (int64_t at = segment_end(item.low); at < item.high; at = segment_end(at), part += floats)
+      kernels_.fold(all, partial(part, count), count, value_stride_);
     finish(item, all);
   }
 
   void load_queries(const Item& item, float* q) const {
-    for (int64_t r = 0; r < rows(item); ++r, q += key_stride_) {
-      const float* from = step_.q + place(item, r) * spec_.key_dim;
-      for (int64_t i = 0; i < spec_.key_dim; ++i) q[i] = from[i] * spec_.scale;
-      std::fill(q + spec_.key_dim, q + key_stride_, 0.0f);
-    }
+    each_row(item, [&](int64_t r, int64_t row) {
+      const float* from = step_.q + row * spec_.key_dim;
+      float* const to = q + r * key_stride_;
+      for (int64_t i = 0; i < spec_.key_dim; ++i) to[i] = from[i] * spec_.scale;
+    });
   }
 
-  KvRows cached(const Item& item, int64_t kv_head) const {
+  KvRows cached(const Item& item) const {
     KvRows kv;
-    kv.keys = pool_.keys + kv_head * key_row_;
-    kv.values = pool_.values + kv_head * value_row_;
+    kv.key_head = key_row_;
+    kv.value_head = value_row_;
+    kv.keys = pool_.keys + item.kv_head * key_row_;
+    kv.values = pool_.values + item.kv_head * value_row_;
     kv.key_step = spec_.kv_heads * key_row_;
     kv.value_step = spec_.kv_heads * value_row_;
     kv.table = step_.block_tables + item.sequence * step_.table_width;
     kv.block_size = pool_.block_size;
     if (!recent_) return kv;
-    kv.keys = pool_.keys + kv_head * kv_group_tokens * key_row_;
+    kv.key_head = kv_group_tokens * key_row_;
+    kv.keys = pool_.keys + item.kv_head * kv.key_head;
     kv.table += kv_recent_blocks(spec_.format, pool_.block_size);
     kv.header_bytes = 4 * spec_.key_dim;
     kv.code_bytes = spec_.key_dim / 2;
     kv.recent = item.first / kv_group_tokens * kv_group_tokens;
-    recent_->locate(item.sequence, kv_head, item.high, kv);
+    kv.recent_key_head = 2 * spec_.key_dim;
+    kv.recent_value_head = 2 * spec_.value_dim;
+    recent_->locate(item.sequence, item.kv_head, item.high, kv);
     return kv;
-  }
-
-  void clear(const Partial& all, int64_t rows) const {
-    std::fill(all.max, all.max + rows, nothing);
-    std::fill(all.sum, all.sum + rows, 0.0f);
-    std::fill(all.out, all.out + rows * value_stride_, 0.0f);
-  }
-
-  void fold(const Partial& all, const Partial& part, int64_t rows) const {
-    for (int64_t r = 0; r < rows; ++r) {
-      if (part.sum[r] == 0.0f) continue;  // the row sees nothing of this segment
-      const float max = std::max(all.max[r], part.max[r]);
-      const float base = max == nothing ? 0.0f : max;
-      const float a = std::exp(all.max[r] - base), b = std::exp(part.max[r] - base);
-      all.max[r] = max;
-      all.sum[r] = all.sum[r] * a + part.sum[r] * b;
-      float* out = all.out + r * value_stride_;
-      const float* more = part.out + r * value_stride_;
-      for (int64_t i = 0; i < value_stride_; ++i) out[i] = out[i] * a + more[i] * b;
-    }
   }
 
   /// out = weighted values / sum of weights, a sink being one more weight.
   void finish(const Item& item, const Partial& all) const {
-    for (int64_t r = 0; r < rows(item); ++r) {
-      const int64_t row = place(item, r);
+    each_row(item, [&](int64_t r, int64_t row) {
       float factor = 1.0f, sum = all.sum[r];
       if (step_.sinks != nullptr) {
         const float sink = step_.sinks[row % spec_.heads], max = std::max(all.max[r], sink);
@@ -339,8 +346,9 @@ class Attention {
       factor /= sum;
       float* to = out_ + row * spec_.value_dim;
       const float* from = all.out + r * value_stride_;
-      for (int64_t i = 0; i < spec_.value_dim; ++i) to[i] = from[i] * factor;
-    }
+      // A masked position adds nothing, but turns -0 into 0: so do all.
+      for (int64_t i = 0; i < spec_.value_dim; ++i) to[i] = from[i] * factor + 0.0f;
+    });
   }
 
   const Parallel& parallel_;
@@ -348,9 +356,11 @@ class Attention {
   const KvPool& pool_;
   const AttentionStep& step_;
   float* out_;
-  SegmentKernel kernel_ = nullptr;
+  AttentionKernels kernels_{};
   std::optional<RecentTokens> recent_;  ///< int4 only
   int64_t key_row_ = 0, value_row_ = 0, group_ = 1, key_stride_ = 0, value_stride_ = 0;
+  int64_t tokens_per_item_ = 1;
+  bool alone_ = false;  ///< the work isn't worth waking other threads
   std::vector<Item> items_;
   std::vector<Task> tasks_;
   std::vector<int64_t> shared_;

@@ -1,5 +1,8 @@
 // Attention, AVX2 tier.
+#include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <cstring>
 
 #include "core/attention_kernel.h"
 #include "core/half.h"
@@ -11,6 +14,8 @@ SPIKE_TARGET_BEGIN(SPIKE_AVX2)
 #include "core/attention_tile.h"
 
 namespace spike {
-SegmentKernel segment_kernel_avx2(KvFormat format) { return segment_kernel<Avx2>(format); }
+AttentionKernels attention_kernels_avx2(KvFormat format) {
+  return attention_kernels<Avx2>(format);
+}
 }  // namespace spike
 SPIKE_TARGET_END

@@ -1,5 +1,8 @@
 // Attention, AVX512 tier.
+#include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <cstring>
 
 #include "core/attention_kernel.h"
 #include "core/half.h"
@@ -11,6 +14,8 @@ SPIKE_TARGET_BEGIN(SPIKE_AVX512)
 #include "core/attention_tile.h"
 
 namespace spike {
-SegmentKernel segment_kernel_avx512(KvFormat format) { return segment_kernel<Avx512>(format); }
+AttentionKernels attention_kernels_avx512(KvFormat format) {
+  return attention_kernels<Avx512>(format);
+}
 }  // namespace spike
 SPIKE_TARGET_END

@@ -1,5 +1,8 @@
 // Attention, scalar tier.
+#include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <cstring>
 
 #include "core/attention_kernel.h"
 #include "core/half.h"
@@ -8,5 +11,7 @@
 #include "core/attention_tile.h"
 
 namespace spike {
-SegmentKernel segment_kernel_scalar(KvFormat format) { return segment_kernel<Scalar>(format); }
+AttentionKernels attention_kernels_scalar(KvFormat format) {
+  return attention_kernels<Scalar>(format);
+}
 }  // namespace spike

@@ -1,215 +1,149 @@
 // The inner part of attention, written once against the SIMD interface (see simd_avx512.h).
 //
 // Every result depends only on its own query row and on absolute positions: tiles and segments
-// start at fixed positions, a masked position contributes exactly nothing. So a row has the same
-// bits in a prompt as in a decode step. Include inside a SPIKE_TARGET region.
+// start at fixed positions, a logit is summed channel by channel and an output position by
+// position, and a masked position contributes exactly nothing. So a row has the same bits in a
+// prompt as in a decode step. Include inside a SPIKE_TARGET region.
 #pragma once
+
+#include "core/key_tile.h"
 
 namespace spike {
 namespace {
 
-/// Lanes [c * width, ...) of a stored row, as floats.
-template <class V, KvFormat format>
-typename V::F load_chunk(const uint8_t* row, int64_t c) {
-  const int64_t at = c * V::width, in_group = at % 32;
-  if constexpr (format == KvFormat::f32) {
-    return V::load(reinterpret_cast<const float*>(row) + at);
-  } else if constexpr (format == KvFormat::f16) {
-    return V::load_f16(row + 2 * at);
-  } else if constexpr (format == KvFormat::int8) {
-    const uint8_t* group = row + at / 32 * kv_int8_group_bytes;
-    return V::mul(V::spread_f16(group), V::load_i8(group + 2 + in_group));
-  } else {
-    const uint8_t* group = row + at / 32 * kv_int4_group_bytes;
-    const auto q = in_group < 16 ? V::load_low(group + 4 + in_group)
-                                 : V::load_high(group + 4 + in_group - 16);
-    return V::fma(V::spread_f16(group), q, V::spread_f16(group + 2));
+/// Memory that is needed soon, touched bit by bit while other rows are worked on: no hardware
+/// prefetcher follows a block table, and many requests at once only wait for each other.
+class Ahead {
+ public:
+  /// To be spread over so many ticks.
+  void spread(int64_t ticks) { lines_ = (lines_ + ticks - 1) / std::max<int64_t>(1, ticks); }
+
+  /// Rows of so many bytes.
+  void add(const uint8_t* const* rows, int64_t count, int64_t bytes) {
+    if (count <= 0) return;
+    parts_[parts_end_++] = {rows, count, bytes};
+    lines_ += count * ((bytes + line - 1) / line);
   }
-}
-
-/// The last n < width elements of a row (f32 and f16 only: grouped rows have no such rest).
-template <class V, KvFormat format>
-typename V::F load_rest(const uint8_t* row, int64_t c, int64_t n) {
-  if constexpr (format == KvFormat::f32)
-    return V::load_part(reinterpret_cast<const float*>(row) + c * V::width, n);
-  else if constexpr (format == KvFormat::f16)
-    return V::load_f16_part(row + 2 * c * V::width, n);
-  else
-    return V::zero();
-}
-
-/// Keys or values of one format, found by address.
-template <class V, KvFormat format>
-struct CachedRows {
-  const uint8_t* const* at;
-
-  typename V::F chunk(int64_t j, int64_t c) const { return load_chunk<V, format>(at[j], c); }
-  typename V::F rest(int64_t j, int64_t c, int64_t n) const {
-    return load_rest<V, format>(at[j], c, n);
-  }
-};
-
-/// Coded keys of one group of tokens: rows of nibbles, and what their channels share.
-template <class V>
-struct CodedKeys {
-  const uint8_t* const* at;
-  const uint8_t* scales;
-  const uint8_t* mins;
-
-  typename V::F chunk(int64_t j, int64_t c) const {
-    const int64_t lane = c * V::width, in_group = lane % 32;
-    const uint8_t* codes = at[j] + lane / 32 * 16;
-    const auto q = in_group < 16 ? V::load_low(codes + in_group) : V::load_high(codes + in_group - 16);
-    return V::fma(V::load_f16(scales + 2 * lane), q, V::load_f16(mins + 2 * lane));
-  }
-  typename V::F rest(int64_t, int64_t, int64_t) const { return V::zero(); }
-};
-
-/// Rows that are needed soon: touched while others are worked on, as no hardware prefetcher follows
-/// a block table.
-struct Ahead {
-  const uint8_t* const* rows = nullptr;
-  int64_t count = 0;
-  int64_t bytes = 0;
 
   /// Inlined by force: GCC 12 takes a function that only prefetches for one without effect, and
   /// drops calls to it.
-  [[gnu::always_inline]] void touch(int64_t begin, int64_t end) const {
-    for (int64_t j = begin; j < std::min(end, count); ++j) {
-      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(rows[j] + b);
-      __builtin_prefetch(rows[j] + bytes - 1);
+  [[gnu::always_inline]] void tick() {
+    for (int64_t n = 0; n < lines_ && part_ < parts_end_; ++n) {
+      const Part& part = parts_[part_];
+      __builtin_prefetch(part.rows[row_] + offset_, 0, 2);
+      if ((offset_ += line) < part.bytes) continue;
+      offset_ = 0;
+      if (++row_ == part.count) row_ = 0, ++part_;
     }
   }
+
+ private:
+  static constexpr int64_t line = 64;
+  struct Part {
+    const uint8_t* const* rows;
+    int64_t count, bytes;
+  };
+  Part parts_[4];
+  int64_t lines_ = 0;  ///< of all rows, then of each tick
+  int64_t parts_end_ = 0, part_ = 0, row_ = 0, offset_ = 0;
 };
 
-/// s[r][j] = q[r] . keys[j] for R rows and `count` keys (a multiple of 4).
-template <class V, int R, class Keys>
-void scores(const float* q, int64_t q_stride, Keys keys, int64_t count, int64_t dim, float* s,
-            Ahead ahead) {
-  using F = typename V::F;
-  const int64_t chunks = dim / V::width, rest = dim % V::width;
-  for (int64_t j = 0; j < count; j += 4) {
-    ahead.touch(j, j + 4);
-    F acc[R][4];
-    for (auto& row : acc)
-      for (F& a : row) a = V::zero();
-    for (int64_t c = 0; c < chunks; ++c) {
-      F key[4];
-      for (int i = 0; i < 4; ++i) key[i] = keys.chunk(j + i, c);
-      for (int r = 0; r < R; ++r) {
-        const F query = V::load(q + r * q_stride + c * V::width);
-        for (int i = 0; i < 4; ++i) acc[r][i] = V::fma(query, key[i], acc[r][i]);
-      }
-    }
-    if (rest != 0) {
-      for (int i = 0; i < 4; ++i) {
-        const F key = keys.rest(j + i, chunks, rest);
-        for (int r = 0; r < R; ++r)
-          acc[r][i] = V::fma(V::load(q + r * q_stride + chunks * V::width), key, acc[r][i]);
-      }
-    }
-    for (int r = 0; r < R; ++r)
-      V::sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], s + r * score_stride + j);
-  }
-}
-
-template <class V, class Keys>
-void all_scores(const QueryRows& q, Keys keys, int64_t count, int64_t dim, float* s,
-                Ahead ahead = {}) {
-  for (int64_t r = 0; r < q.rows; r += 4, ahead = {}) {
-    const float* from = q.q + r * q.key_stride;
-    float* to = s + r * score_stride;
-    switch (std::min<int64_t>(q.rows - r, 4)) {
-      case 1: scores<V, 1>(from, q.key_stride, keys, count, dim, to, ahead); break;
-      case 2: scores<V, 2>(from, q.key_stride, keys, count, dim, to, ahead); break;
-      case 3: scores<V, 3>(from, q.key_stride, keys, count, dim, to, ahead); break;
-      default: scores<V, 4>(from, q.key_stride, keys, count, dim, to, ahead); break;
-    }
-  }
-}
-
-template <class V, KvFormat format>
-struct Tile {
-  using F = typename V::F;
-
-  /// o[r] = o[r] * carry[r] + sum_j p[r][j] values[j] for R rows, C chunks from chunk c on.
-  template <int R, int C>
-  static void weigh(const float* p, const uint8_t* const* values, int64_t count, int64_t c,
-                    const float* carry, float* o, int64_t o_stride, const Ahead& ahead) {
-    F acc[R][C];
-    for (int r = 0; r < R; ++r)
-      for (int i = 0; i < C; ++i)
-        acc[r][i] = V::mul(V::load(o + r * o_stride + (c + i) * V::width), V::set(carry[r]));
-    for (int64_t j = 0; j < count; ++j) {
-      ahead.touch(j, j + 1);
-      F value[C];
-      for (int i = 0; i < C; ++i) value[i] = load_chunk<V, format>(values[j], c + i);
-      for (int r = 0; r < R; ++r) {
-        const F weight = V::set(p[r * score_stride + j]);
-        for (int i = 0; i < C; ++i) acc[r][i] = V::fma(weight, value[i], acc[r][i]);
-      }
-    }
-    for (int r = 0; r < R; ++r)
-      for (int i = 0; i < C; ++i) V::store(o + r * o_stride + (c + i) * V::width, acc[r][i]);
-  }
-
-  /// The same for the last `rest` elements of one row.
-  static void weigh_rest(const float* p, const uint8_t* const* values, int64_t count, int64_t c,
-                         int64_t rest, float carry, float* o) {
-    F acc = V::mul(V::load(o + c * V::width), V::set(carry));
-    for (int64_t j = 0; j < count; ++j)
-      acc = V::fma(V::set(p[j]), load_rest<V, format>(values[j], c, rest), acc);
-    V::store(o + c * V::width, acc);
-  }
-
-  template <int R>
-  static void weigh_rows(const float* p, const uint8_t* const* values, int64_t count, int64_t dim,
-                         const float* carry, float* o, int64_t o_stride, Ahead ahead) {
-    const int64_t chunks = dim / V::width, rest = dim % V::width;
-    int64_t c = 0;
-    for (; c + 4 <= chunks; c += 4, ahead = {})
-      weigh<R, 4>(p, values, count, c, carry, o, o_stride, ahead);
-    for (; c < chunks; ++c, ahead = {})
-      weigh<R, 1>(p, values, count, c, carry, o, o_stride, ahead);
-    if (rest == 0) return;
-    for (int r = 0; r < R; ++r)
-      weigh_rest(p + r * score_stride, values, count, c, rest, carry[r], o + r * o_stride);
-  }
-
-  static void all_weigh(const float* p, int64_t rows, const uint8_t* const* values, int64_t count,
-                        int64_t dim, const float* carry, float* o, int64_t o_stride,
-                        Ahead ahead = {}) {
-    for (int64_t r = 0; r < rows; r += 4, ahead = {}) {
-      const float* from = p + r * score_stride;
-      float* to = o + r * o_stride;
-      switch (std::min<int64_t>(rows - r, 4)) {
-        case 1: weigh_rows<1>(from, values, count, dim, carry + r, to, o_stride, ahead); break;
-        case 2: weigh_rows<2>(from, values, count, dim, carry + r, to, o_stride, ahead); break;
-        case 3: weigh_rows<3>(from, values, count, dim, carry + r, to, o_stride, ahead); break;
-        default: weigh_rows<4>(from, values, count, dim, carry + r, to, o_stride, ahead); break;
-      }
-    }
-  }
-};
-
-/// Copies keys or values to fp32 scratch, so that many query rows share one conversion; puts the
-/// copies' addresses in place of theirs.
-template <class V, class Rows>
-void expand(Rows rows, const uint8_t** at, int64_t count, int64_t dim, float* out,
-            int64_t stride) {
-  const int64_t chunks = dim / V::width, rest = dim % V::width;
-  for (int64_t j = 0; j < count; ++j, out += stride) {
-    for (int64_t c = 0; c < chunks; ++c) V::store(out + c * V::width, rows.chunk(j, c));
-    if (rest != 0) V::store(out + chunks * V::width, rows.rest(j, chunks, rest));
-    at[j] = reinterpret_cast<const uint8_t*>(out);
-  }
-}
-
-/// softcap * tanh(x / softcap) in place over one row of a tile.
+/// The right side of a product as floats: row k, column c in panels of tile_positions.
 template <class V>
-void cap_row(float* s, float softcap) {
+struct Panels {
+  const float* at;
+
+  template <int C>
+  Panels columns(int64_t c) const {
+    return {at + c / tile_positions * tile_positions * tile_positions + c % tile_positions};
+  }
+  typename V::F load(int64_t k, int64_t c) const {
+    return V::load(at + k * tile_positions + c * V::width);
+  }
+  void tick(int64_t) const {}
+};
+
+/// Values as they are stored, at `offset` bytes from each address. `whole`: columns begin with a
+/// group of 32, so that the compiler sees which registers share a scale.
+template <class V, KvFormat format, bool whole = false>
+struct StoredValues {
+  const uint8_t* const* rows;
+  int64_t offset;
+  Ahead* ahead;
+  int64_t chunk = 0;
+
+  template <int C>
+  auto columns(int64_t c) const {
+    constexpr bool groups = C * V::width % 32 == 0;
+    return StoredValues<V, format, groups>{rows, offset + c / 32 * group_bytes<format>, ahead,
+                                           c % 32 / V::width};
+  }
+  typename V::F load(int64_t k, int64_t c) const {
+    return load_chunk<V, format>(rows[k] + offset, (whole ? 0 : chunk) + c);
+  }
+  [[gnu::always_inline]] void tick(int64_t k) const {
+    if (k % 4 == 0) ahead->tick();
+  }
+};
+
+/// The left side of a product.
+struct LeftRows {
+  const float* at;
+  int64_t stride;
+};
+
+/// out[r][c] = carry[r] * out[r][c] + sum over k in [from, to) of left[r][k] right[k][c], in the
+/// order of k; R rows, C registers of columns. Without carry the sum begins with zero.
+template <class V, int R, int C, class Right>
+void multiply(const LeftRows& left, const Right& right, int64_t from, int64_t to,
+              const float* carry, float* out, int64_t out_stride) {
+  using F = typename V::F;
+  F acc[R][C];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c)
+      acc[r][c] = carry == nullptr
+                      ? V::zero()
+                      : V::mul(V::load(out + r * out_stride + c * V::width), V::set(carry[r]));
+  for (int64_t k = from; k < to; ++k) {
+    right.tick(k);
+    F column[C];
+    for (int c = 0; c < C; ++c) column[c] = right.load(k, c);
+    for (int r = 0; r < R; ++r) {
+      const F x = V::set(left.at[r * left.stride + k]);
+      for (int c = 0; c < C; ++c) acc[r][c] = V::fma(x, column[c], acc[r][c]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) V::store(out + r * out_stride + c * V::width, acc[r][c]);
+}
+
+/// Columns [begin, end) of R rows; both multiples of the width.
+template <class V, int R, class Right>
+void multiply_columns(const LeftRows& left, const Right& right, int64_t from, int64_t to,
+                      int64_t begin, int64_t end, const float* carry, float* out,
+                      int64_t out_stride) {
+  constexpr int C = V::accumulators / R >= 4 ? 4 : 2;
+  int64_t c = begin;
+  for (; c + C * V::width <= end; c += C * V::width)
+    multiply<V, R, C>(left, right.template columns<C>(c), from, to, carry, out + c, out_stride);
+  for (; c < end; c += V::width)
+    multiply<V, R, 1>(left, right.template columns<1>(c), from, to, carry, out + c, out_stride);
+}
+
+/// Calls use<R>() with R = rows, which is at most V::rows.
+template <class V, int R = V::rows, class Use>
+void with_rows(int64_t rows, const Use& use) {
+  if constexpr (R > 1) {
+    if (rows < R) return with_rows<V, R - 1>(rows, use);
+  }
+  use.template operator()<R>();
+}
+
+/// softcap * tanh(x / softcap) in place.
+template <class V>
+void cap_row(float* s, int64_t begin, int64_t end, float softcap) {
   const auto twice = V::set(2.0f / softcap), one = V::set(1.0f);
-  for (int64_t j = 0; j < tile_positions; j += V::width) {
+  for (int64_t j = begin; j < end; j += V::width) {
     const auto e = V::exp(V::mul(V::load(s + j), twice));
     const auto tanh = V::sub(one, V::div(V::set(2.0f), V::add(e, one)));
     V::store(s + j, V::mul(tanh, V::set(softcap)));
@@ -217,199 +151,343 @@ void cap_row(float* s, float softcap) {
 }
 
 /// ALiBi (Press et al. 2022): a logit falls by slope for every position that the key lies back.
-inline void bias_row(float* s, float slope, int64_t distance) {
-  for (int64_t j = 0; j < tile_positions; ++j)
+inline void bias_row(float* s, int64_t begin, int64_t end, float slope, int64_t distance) {
+  for (int64_t j = begin; j < end; ++j)
     s[j] += slope * static_cast<float>(static_cast<int32_t>(distance + j));
 }
 
-/// Turns one row of logits into weights relative to the row's new maximum; updates max and sum.
-/// Returns the factor by which what was accumulated so far shrinks.
-template <class V>
-float soft_row(float* s, float& max, float& sum) {
-  auto top = V::load(s);
-  for (int64_t j = V::width; j < tile_positions; j += V::width) top = V::max(V::load(s + j), top);
-  const float new_max = std::max(max, V::top(top));
-  const float base = new_max == -INFINITY ? 0.0f : new_max;
-  auto total = V::zero();
-  for (int64_t j = 0; j < tile_positions; j += V::width) {
-    const auto p = V::exp(V::sub(V::load(s + j), V::set(base)));
-    V::store(s + j, p);
-    total = V::add(total, p);
-  }
-  const float carry = max == new_max ? 1.0f : std::exp(max - base);
-  sum = sum * carry + V::sum(total);
-  max = new_max;
-  return carry;
-}
-
-/// Masks and normalises the logits of positions [tile, tile + tile_positions) of every row.
-template <class V>
-void soften(const QueryRows& q, int64_t tile, float* s, float* carry, const Partial& part) {
-  for (int64_t r = 0; r < q.rows; ++r, s += score_stride) {
-    const int64_t low = std::clamp<int64_t>(q.low(r) - tile, 0, tile_positions);
-    const int64_t high = std::clamp<int64_t>(q.high(r) - tile, 0, tile_positions);
-    carry[r] = 1.0f;
-    if (low >= high) {
-      std::fill(s, s + tile_positions, 0.0f);
-      continue;
-    }
-    if (q.spec->softcap > 0.0f) cap_row<V>(s, q.spec->softcap);
-    if (q.slopes != nullptr) bias_row(s, q.slopes[r % q.group], tile + 1 - q.high(r));
-    std::fill(s, s + low, -INFINITY);
-    std::fill(s + high, s + tile_positions, -INFINITY);
-    carry[r] = soft_row<V>(s, part.max[r], part.sum[r]);
-  }
-}
-
-/// Addresses of the rows of one tile's positions [begin, begin + count).
-struct TileRows {
+/// Positions of a tile, relative to its begin.
+struct Span {
   int64_t begin = 0;
-  int64_t count = 0;
-  const uint8_t* keys[tile_positions];
-  const uint8_t* values[tile_positions];
+  int64_t end = 0;
 
-  /// The tile that holds `at`, up to `end`; empty if that is reached.
-  template <KvFormat format>
-  void locate(const KvRows& kv, int64_t at, int64_t end) {
-    begin = at;
-    count = std::max<int64_t>(0, std::min(end, (at / tile_positions + 1) * tile_positions) - at);
-    if constexpr (format == KvFormat::int4)
-      kv.locate_coded(begin, count, keys, values);
-    else
-      kv.locate(begin, count, keys, values);
-  }
-
-  int64_t tile() const { return begin / tile_positions * tile_positions; }
-
-  /// Keys are read in fours: the last one again, masked afterwards. Returns the count to read.
-  int64_t pad() {
-    const int64_t padded = (count + 3) / 4 * 4;
-    std::fill(keys + count, keys + padded, keys[count - 1]);
-    return padded;
+  bool empty() const { return begin >= end; }
+  Span widened(int64_t to) const {
+    return empty() ? Span{} : Span{begin / to * to, (end + to - 1) / to * to};
   }
 };
 
-/// One tile whose rows lie in scratch.
+/// Turns logits [rows, tile_positions] into weights relative to each row's new maximum; updates max
+/// and sum. carry = the factors by which what was accumulated so far shrinks.
 template <class V>
-void run_expanded(const QueryRows& q, const TileRows& rows, int64_t padded, const Partial& part,
-                  Scratch& scratch) {
-  // sum4 writes whole fours, so up to 3 logits may land past the tile: scores are that much wider.
-  float* s = scratch.scores + (rows.begin - rows.tile());
-  all_scores<V>(q, CachedRows<V, KvFormat::f32>{rows.keys}, padded, q.key_stride, s);
-  soften<V>(q, rows.tile(), scratch.scores, scratch.carry, part);
-  Tile<V, KvFormat::f32>::all_weigh(s, q.rows, rows.values, rows.count, q.value_stride,
-                                    scratch.carry, part.out, q.value_stride);
-}
+class Softening {
+ public:
+  Softening(const QueryRows& q, int64_t tile, const float* slopes) : q_(q), tile_(tile), slopes_(slopes) {}
 
-/// One tile; `next` is the one after it.
-template <class V, KvFormat format>
-void run_tile(const QueryRows& q, TileRows& rows, const TileRows& next, const Partial& part,
-              Scratch& scratch) {
-  const int64_t count = rows.count, padded = rows.pad();
-  const CachedRows<V, format> keys{rows.keys}, values{rows.values};
-  if (format != KvFormat::f32 && q.rows >= rows_worth_expanding) {
-    expand<V>(keys, rows.keys, padded, q.spec->key_dim, scratch.keys, q.key_stride);
-    expand<V>(values, rows.values, count, q.spec->value_dim, scratch.values, q.value_stride);
-    run_expanded<V>(q, rows, padded, part, scratch);
-    return;
+  /// Masks row r over `span`; returns its largest logit.
+  float prepare(int64_t r, const Span& span, float* s) const {
+    const int64_t low = std::clamp(q_.low(r) - tile_, span.begin, span.end);
+    const int64_t high = std::clamp(q_.high(r) - tile_, low, span.end);
+    if (q_.spec->softcap > 0.0f) cap_row<V>(s, span.begin, span.end, q_.spec->softcap);
+    if (slopes_ != nullptr)
+      bias_row(s, span.begin, span.end, slopes_[r % q_.group], tile_ + 1 - q_.high(r));
+    std::fill(s + span.begin, s + low, -INFINITY);
+    std::fill(s + high, s + span.end, -INFINITY);
+    auto top = V::set(-INFINITY);
+    for (int64_t j = span.begin; j < span.end; j += V::width) top = V::max(V::load(s + j), top);
+    return V::top(top);
   }
-  const auto row_bytes = [](int64_t dim) {
-    return static_cast<int64_t>(kv_row_bytes(format, dim));
-  };
-  const Ahead these{rows.values, count, row_bytes(q.spec->value_dim)};
-  const Ahead those{next.keys, next.count, row_bytes(q.spec->key_dim)};
-  float* s = scratch.scores + (rows.begin - rows.tile());
-  all_scores<V>(q, keys, padded, q.spec->key_dim, s, these);
-  soften<V>(q, rows.tile(), scratch.scores, scratch.carry, part);
-  Tile<V, format>::all_weigh(s, q.rows, rows.values, count, q.spec->value_dim, scratch.carry,
-                             part.out, q.value_stride, those);
-}
 
-/// Calls use(keys, first, count) for each group of coded keys in a tile, then for its f16 keys;
-/// `keys` may be read up to a multiple of 4.
-template <class V, class Use>
-void each_run(const TileRows& rows, const KvRows& kv, Use use) {
-  const int64_t end = rows.begin + rows.count;
-  const uint8_t* at[tile_positions];
-  for (int64_t from = rows.begin, to; from < end; from = to) {
-    const int64_t border = (from / kv_group_tokens + 1) * kv_group_tokens;
-    to = std::min(end, from < kv.recent ? border : end);
-    const int64_t first = from - rows.begin, count = to - from;
-    std::copy_n(rows.keys + first, count, at);
-    std::fill(at + count, at + (count + 3) / 4 * 4, at[count - 1]);
-    if (from >= kv.recent) {
-      use(CachedRows<V, KvFormat::f16>{at}, first, count);
-      continue;
+  /// carry[r] = e^(max[r] - top[r]), max = top = the larger one, for a register of rows.
+  static void shrink(float* max, float* top, float* carry) {
+    const auto old = V::load(max), now = V::max(V::load(top), old);
+    V::store(carry, V::exp(V::sub(old, base(now))));
+    V::store(max, now);
+    V::store(top, now);
+  }
+
+  /// s = e^(s - top) over `span`; returns the sum.
+  static float weigh(const Span& span, float top, float* s) {
+    const auto low = base(V::set(top));
+    auto total = V::zero();
+    for (int64_t j = span.begin; j < span.end; j += V::width) {
+      const auto p = V::exp(V::sub(V::load(s + j), low));
+      V::store(s + j, p);
+      total = V::add(total, p);
     }
-    const uint8_t* header = at[0] - from % kv_group_tokens * kv.code_bytes - kv.header_bytes;
-    use(CodedKeys<V>{at, header, header + kv.header_bytes / 2}, first, count);
+    return V::sum(total);
   }
-}
 
-/// One tile of the int4 cache: coded up to the queries' own group of tokens, f16 from there.
-template <class V>
-void run_coded_tile(const QueryRows& q, const KvRows& kv, TileRows& rows, const TileRows& next,
-                    const Partial& part, Scratch& scratch) {
-  const int64_t key_dim = q.spec->key_dim, value_dim = q.spec->value_dim;
-  const int64_t old = std::clamp<int64_t>(kv.recent - rows.begin, 0, rows.count);
-  const int64_t young = rows.count - old;
-  const CachedRows<V, KvFormat::int4> old_values{rows.values};
-  const CachedRows<V, KvFormat::f16> young_values{rows.values + old};
-  if (q.rows >= rows_worth_expanding) {
-    const auto copy = [&](const auto& keys, int64_t first, int64_t count) {
-      expand<V>(keys, rows.keys + first, count, key_dim, scratch.keys + first * q.key_stride,
-                q.key_stride);
+ private:
+  /// -infinity minus -infinity would be NaN.
+  static typename V::F base(typename V::F top) { return V::max(V::set(-FLT_MAX), top); }
+
+  const QueryRows& q_;
+  int64_t tile_;
+  const float* slopes_;
+};
+
+/// Addresses of the rows of one tile's positions, by place in the tile.
+struct TileRows {
+  int64_t tile = 0;
+  Span there;
+  const uint8_t* keys[tile_positions];
+  const uint8_t* values[tile_positions];
+
+  /// The positions of a tile from `at` to `end`; empty if there are none.
+  template <KvFormat format>
+  void locate(const KvRows& kv, int64_t at, int64_t end) {
+    tile = at / tile_positions * tile_positions;
+    there = {at - tile, std::max(at, std::min(end, tile + tile_positions)) - tile};
+    const int64_t count = there.end - there.begin;
+    if constexpr (format == KvFormat::int4)
+      kv.locate_coded(at, count, keys + there.begin, values + there.begin);
+    else
+      kv.locate(at, count, keys + there.begin, values + there.begin);
+  }
+
+  int64_t end() const { return tile + there.end; }
+};
+
+/// The queries' rows against one tile of the cache.
+template <class V, KvFormat format>
+class Tile {
+ public:
+  Tile(const QueryRows& q, const KvRows& kv, const TileRows& rows, const TileRows& next,
+       const Partial& part, Scratch& scratch)
+      : q_(q), kv_(kv), rows_(rows), next_(next), part_(part), scratch_(scratch) {}
+
+  void run() {
+    look_ahead();
+    for (int64_t h = 0; h < q_.kv_heads; ++h) {
+      turn(h);
+      const bool expanded = q_.rows > V::rows || q_.spec->value_dim % V::width != 0;
+      if (expanded) expand(h);
+      for (int64_t r = 0; r < q_.rows; r += softened_rows)
+        rows(h, r, std::min(softened_rows, q_.rows - r), expanded);
+    }
+  }
+
+ private:
+  static constexpr bool coded = format == KvFormat::int4;
+
+  /// Where coded positions end and those of the queries' own group begin.
+  int64_t border() const {
+    return rows_.there.begin + coded_count(rows_);
+  }
+
+  /// The next tile's rows of all heads, and this one's if nobody has touched them.
+  void look_ahead() {
+    if (scratch_.touched < rows_.end()) {
+      Ahead now;
+      add_keys(now, rows_);
+      now.spread(1);
+      now.tick();
+      add_values(ahead_, rows_);
+    }
+    scratch_.touched = next_.end();
+    add_keys(ahead_, next_);
+    add_values(ahead_, next_);
+    const int64_t turns = 2 * q_.spec->key_dim / turn_elements<format>;
+    const int64_t sums = tile_positions / 4 * std::max<int64_t>(1, q_.spec->value_dim / (4 * V::width));
+    ahead_.spread(q_.kv_heads * (turns + sums));
+  }
+
+  /// Coded keys lie by groups of tokens, those of all heads together.
+  void add_keys(Ahead& ahead, const TileRows& rows) {
+    const int64_t begin = rows.there.begin, old = coded_count(rows);
+    if constexpr (coded) {
+      int64_t groups = 0;
+      for (int64_t j = begin; j < begin + old; j = (j / turned_keys + 1) * turned_keys)
+        groups_[groups++] = rows.keys[j] - j % turned_keys * kv_.code_bytes - kv_.header_bytes;
+      ahead.add(groups_, groups, q_.kv_heads * kv_.key_head);
+    } else {
+      ahead.add(rows.keys + begin, rows.there.end - begin, q_.kv_heads * kv_.key_head);
+    }
+  }
+
+  void add_values(Ahead& ahead, const TileRows& rows) const {
+    ahead.add(rows.values + rows.there.begin, coded_count(rows), q_.kv_heads * kv_.value_head);
+  }
+
+  /// How many of a tile's rows have the pool's format; recent ones have been read a moment ago.
+  int64_t coded_count(const TileRows& rows) const {
+    const int64_t count = rows.there.end - rows.there.begin;
+    if (!coded) return count;
+    return std::clamp<int64_t>(kv_.recent - rows.tile - rows.there.begin, 0, count);
+  }
+
+  /// Keys as columns, those of whole runs of turned_keys: what is not there is another key again.
+  void turn(int64_t h) {
+    const Span whole = rows_.there.widened(turned_keys);
+    const auto tick = [this] { ahead_.tick(); };
+    for (int64_t j = whole.begin; j < whole.end; j += turned_keys) {
+      const uint8_t* at[turned_keys];
+      const bool recent = coded && rows_.tile + j >= kv_.recent;
+      const int64_t offset = h * (recent ? kv_.recent_key_head : kv_.key_head);
+      for (int64_t i = 0; i < turned_keys; ++i)
+        at[i] = rows_.keys[std::clamp(j + i, rows_.there.begin, rows_.there.end - 1)] + offset;
+      float* const out = scratch_.keys + j;
+      const int64_t dim = q_.spec->key_dim;
+      if constexpr (coded) {
+        // The clamped keys of a run with a border at its begin belong to it: runs are groups.
+        if (recent) {
+          turn_keys<V, KvFormat::f16>(at, nullptr, dim, out, tick);
+          continue;
+        }
+        const int64_t from = std::max(j, rows_.there.begin);
+        turn_keys<V, format>(at, rows_.keys[from] + offset - (from - j) * kv_.code_bytes - kv_.header_bytes,
+                             dim, out, tick);
+      } else {
+        turn_keys<V, format>(at, nullptr, dim, out, tick);
+      }
+    }
+  }
+
+  /// Values as floats, so that many query rows share one conversion.
+  void expand(int64_t h) {
+    if constexpr (coded) {
+      expand_rows<format>(rows_.there.begin, border(), h * kv_.value_head);
+      expand_rows<KvFormat::f16>(border(), rows_.there.end, h * kv_.recent_value_head);
+    } else {
+      expand_rows<format>(rows_.there.begin, rows_.there.end, h * kv_.value_head);
+    }
+  }
+
+  template <KvFormat stored>
+  void expand_rows(int64_t begin, int64_t end, int64_t offset) {
+    const int64_t dim = q_.spec->value_dim, whole = dim / V::width * V::width;
+    for (int64_t j = begin; j < end; ++j) {
+      if (j % 4 == 0) ahead_.tick();
+      const uint8_t* from = rows_.values[j] + offset;
+      float* const to = scratch_.values + j * tile_positions;
+      const auto place = [to](int64_t i) {
+        return to + i / tile_positions * tile_positions * tile_positions + i % tile_positions;
+      };
+      for (int64_t i = 0; i < whole; i += V::width)
+        V::store(place(i), load_chunk<V, stored>(from, i / V::width));
+      for (int64_t i = whole; i < q_.value_stride; ++i)
+        *place(i) = i < dim ? load_one<stored>(from, i) : 0.0f;
+    }
+  }
+
+  /// Query rows [row, row + count) of a head.
+  void rows(int64_t h, int64_t row, int64_t count, bool expanded) {
+    const int64_t at = h * q_.rows + row;
+    const float* slopes = q_.slopes != nullptr ? q_.slopes + h * q_.group : nullptr;
+    const Softening<V> softening(q_, rows_.tile, slopes);
+    alignas(64) float top[softened_rows], carry[softened_rows], max[softened_rows];
+    for (int64_t r = 0; r < count; r += V::rows) {
+      const int64_t n = std::min<int64_t>(V::rows, count - r);
+      const Span span = seen(row + r, n).widened(row_floats);
+      float* const s = scratch_.scores + r * tile_positions;
+      const LeftRows left{q_.q + (at + r) * q_.key_stride, q_.key_stride};
+      with_rows<V>(n, [&]<int R>() {
+        multiply_columns<V, R>(left, Panels<V>{scratch_.keys}, 0, q_.spec->key_dim, span.begin,
+                               span.end, nullptr, s, tile_positions);
+      });
+      for (int64_t i = 0; i < n; ++i)
+        top[r + i] = softening.prepare(row + r + i, span, s + i * tile_positions);
+    }
+    std::copy_n(part_.max + at, count, max);
+    std::fill(max + count, max + padded_row(count), 0.0f);
+    std::fill(top + count, top + padded_row(count), 0.0f);
+    for (int64_t r = 0; r < count; r += V::width) softening.shrink(max + r, top + r, carry + r);
+    std::copy_n(max, count, part_.max + at);
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t first = r / V::rows * V::rows;
+      const Span span = seen(row + first, std::min<int64_t>(V::rows, count - first));
+      const float more = softening.weigh(span.widened(row_floats), top[r],
+                                         scratch_.scores + r * tile_positions);
+      part_.sum[at + r] = part_.sum[at + r] * carry[r] + more;
+    }
+    for (int64_t r = 0; r < count; r += V::rows)
+      sum_values(h, row + r, std::min<int64_t>(V::rows, count - r),
+                 scratch_.scores + r * tile_positions, carry + r, expanded);
+  }
+
+  /// What rows [row, row + rows) see of the tile's positions that are there.
+  Span seen(int64_t row, int64_t rows) const {
+    const Span& there = rows_.there;
+    return {std::max(there.begin, q_.low(row) - rows_.tile),
+            std::min(there.end, q_.high(row + rows - 1) - rows_.tile)};
+  }
+
+  /// out = carry * out + weights . values, for up to V::rows rows of a head.
+  void sum_values(int64_t h, int64_t row, int64_t n, const float* s, const float* carry,
+                  bool expanded) {
+    const Span span = seen(row, n);
+    if (span.empty()) return;
+    const LeftRows left{s, tile_positions};
+    float* const out = part_.out + (h * q_.rows + row) * q_.value_stride;
+    const auto add = [&](const auto& values, int64_t from, int64_t to, int64_t columns,
+                         const float* shrink) {
+      if (from >= to) return;
+      with_rows<V>(n, [&]<int R>() {
+        multiply_columns<V, R>(left, values, from, to, 0, columns, shrink, out, q_.value_stride);
+      });
     };
-    each_run<V>(rows, kv, copy);
-    expand<V>(old_values, rows.values, old, value_dim, scratch.values, q.value_stride);
-    expand<V>(young_values, rows.values + old, young, value_dim,
-              scratch.values + old * q.value_stride, q.value_stride);
-    run_expanded<V>(q, rows, rows.pad(), part, scratch);
-    return;
+    if (expanded)
+      return add(Panels<V>{scratch_.values}, span.begin, span.end, q_.value_stride, carry);
+    const int64_t dim = q_.spec->value_dim;
+    if constexpr (!coded) {
+      add(StoredValues<V, format>{rows_.values, h * kv_.value_head, &ahead_}, span.begin, span.end,
+          dim, carry);
+    } else {
+      alignas(64) float ones[V::rows];
+      std::fill(ones, ones + V::rows, 1.0f);
+      const int64_t middle = std::clamp(border(), span.begin, span.end);
+      const bool both = middle > span.begin;
+      add(StoredValues<V, format>{rows_.values, h * kv_.value_head, &ahead_}, span.begin, middle, dim,
+          carry);
+      add(StoredValues<V, KvFormat::f16>{rows_.values, h * kv_.recent_value_head, &ahead_}, middle,
+          span.end, dim, both ? ones : carry);
+    }
   }
-  float* s = scratch.scores + (rows.begin - rows.tile());
-  const int64_t value_bytes = static_cast<int64_t>(kv_row_bytes(KvFormat::int4, value_dim));
-  const auto score = [&](const auto& keys, int64_t first, int64_t count) {
-    const Ahead these{rows.values + first, std::min(count, old - first), value_bytes};
-    all_scores<V>(q, keys, (count + 3) / 4 * 4, key_dim, s + first, these);
-  };
-  each_run<V>(rows, kv, score);
-  soften<V>(q, rows.tile(), scratch.scores, scratch.carry, part);
-  if (old > 0) {
-    const Ahead those{next.keys, next.count, kv.code_bytes};
-    Tile<V, KvFormat::int4>::all_weigh(s, q.rows, rows.values, old, value_dim, scratch.carry,
-                                       part.out, q.value_stride, those);
-    std::fill(scratch.carry, scratch.carry + q.rows, 1.0f);  // has been taken into account
-  }
-  if (young == 0) return;
-  Tile<V, KvFormat::f16>::all_weigh(s + old, q.rows, rows.values + old, young, value_dim,
-                                    scratch.carry, part.out, q.value_stride);
-}
+
+  const QueryRows& q_;
+  const KvRows& kv_;
+  const TileRows& rows_;
+  const TileRows& next_;
+  const Partial& part_;
+  Scratch& scratch_;
+  Ahead ahead_;
+  const uint8_t* groups_[tile_positions / turned_keys];
+};
 
 template <class V, KvFormat format>
-void run_segment(const QueryRows& q, const KvRows& kv, int64_t begin, int64_t end,
+void run_segment(const QueryRows& q, const KvRows& kv, int64_t begin, int64_t end, int64_t horizon,
                  const Partial& part, Scratch& scratch) {
-  std::fill(part.max, part.max + q.rows, -INFINITY);
-  std::fill(part.sum, part.sum + q.rows, 0.0f);
-  std::fill(part.out, part.out + q.rows * q.value_stride, 0.0f);
+  const int64_t rows = q.kv_heads * q.rows;
+  std::fill(part.max, part.max + rows, -INFINITY);
+  std::fill(part.sum, part.sum + rows, 0.0f);
+  std::fill(part.out, part.out + rows * q.value_stride, 0.0f);
   TileRows tiles[2];
   tiles[0].locate<format>(kv, begin, end);
-  for (int turn = 0; tiles[turn].count > 0; turn ^= 1) {
-    tiles[turn ^ 1].locate<format>(kv, tiles[turn].begin + tiles[turn].count, end);
-    if constexpr (format == KvFormat::int4)
-      run_coded_tile<V>(q, kv, tiles[turn], tiles[turn ^ 1], part, scratch);
-    else
-      run_tile<V, format>(q, tiles[turn], tiles[turn ^ 1], part, scratch);
+  for (int turn = 0; !tiles[turn].there.empty() && tiles[turn].tile < end; turn ^= 1) {
+    TileRows& next = tiles[turn ^ 1];
+    next.locate<format>(kv, tiles[turn].end(), horizon);
+    Tile<V, format>(q, kv, tiles[turn], next, part, scratch).run();
   }
 }
 
 template <class V>
-SegmentKernel segment_kernel(KvFormat format) {
+void fold(const Partial& all, const Partial& part, int64_t rows, int64_t value_stride) {
+  const auto factor = [](float max, float base) {
+    alignas(64) float lanes[row_floats];
+    V::store(lanes, V::exp(V::set(max - base)));
+    return lanes[0];
+  };
+  for (int64_t r = 0; r < rows; ++r) {
+    if (part.sum[r] == 0.0f) continue;  // the row sees nothing of this segment
+    const float max = std::max(all.max[r], part.max[r]), base = std::max(max, -FLT_MAX);
+    const float a = factor(all.max[r], base), b = factor(part.max[r], base);
+    all.max[r] = max;
+    all.sum[r] = all.sum[r] * a + part.sum[r] * b;
+    float* const out = all.out + r * value_stride;
+    const float* const more = part.out + r * value_stride;
+    for (int64_t i = 0; i < value_stride; i += V::width)
+      V::store(out + i, V::fma(V::load(out + i), V::set(a), V::mul(V::load(more + i), V::set(b))));
+  }
+}
+
+template <class V>
+AttentionKernels attention_kernels(KvFormat format) {
   switch (format) {
-    case KvFormat::f32: return run_segment<V, KvFormat::f32>;
-    case KvFormat::f16: return run_segment<V, KvFormat::f16>;
-    case KvFormat::int8: return run_segment<V, KvFormat::int8>;
-    default: return run_segment<V, KvFormat::int4>;
+    case KvFormat::f32: return {run_segment<V, KvFormat::f32>, fold<V>};
+    case KvFormat::f16: return {run_segment<V, KvFormat::f16>, fold<V>};
+    case KvFormat::int8: return {run_segment<V, KvFormat::int8>, fold<V>};
+    default: return {run_segment<V, KvFormat::int4>, fold<V>};
   }
 }
 

@@ -1,4 +1,4 @@
-// Per-tier kernels on single rows, for norm.cpp and rope.cpp.
+// Per-tier kernels on single rows, for norm.cpp and rope.cpp, and peak.cpp's yardstick.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@ namespace spike {
 struct RowKernels {
   void (*rms_norm)(const float* x, const float* w, int64_t dim, float eps, float* y);
   void (*rope_half)(const float* x, const float* cos, const float* sin, int64_t width, float* y);
+  int64_t (*fma_burst)(int64_t rounds, float& sink);
 };
 
 /// The kernels of this CPU's tier.

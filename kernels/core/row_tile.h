@@ -49,9 +49,23 @@ void rope_half_row(const float* x, const float* cos, const float* sin, int64_t w
   }
 }
 
+/// Multiply-adds that wait for nothing but each other, in as many chains as keep the units busy.
+/// Returns the operations done.
+template <class V>
+int64_t fma_burst(int64_t rounds, float& sink) {
+  constexpr int chains = 12;
+  typename V::F sums[chains];
+  for (auto& sum : sums) sum = V::set(sink);
+  const auto factor = V::set(sink + 0.5f);
+  for (int64_t i = 0; i < rounds; ++i)
+    for (auto& sum : sums) sum = V::fma(sum, factor, factor);
+  for (const auto& sum : sums) sink += V::sum(sum);
+  return rounds * chains * 2 * V::width;
+}
+
 template <class V>
 RowKernels make_row_kernels() {
-  return {rms_norm_row<V>, rope_half_row<V>};
+  return {rms_norm_row<V>, rope_half_row<V>, fma_burst<V>};
 }
 
 }  // namespace

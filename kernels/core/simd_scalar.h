@@ -13,6 +13,8 @@ namespace {
 struct Scalar {
   using F = float;
   static constexpr int64_t width = 1;
+  static constexpr int rows = 4;
+  static constexpr int accumulators = 16;
 
   static F zero() { return 0.0f; }
   static F set(float x) { return x; }
@@ -26,6 +28,7 @@ struct Scalar {
   static F fma(F a, F b, F c) { return a * b + c; }
   static F div(F a, F b) { return a / b; }
   static F max(F a, F b) { return a > b ? a : b; }
+  static F min(F a, F b) { return a < b ? a : b; }
   static F exp(F x) { return std::exp(x); }
   static float sum(F x) { return x; }
   static float top(F x) { return x; }
@@ -36,6 +39,10 @@ struct Scalar {
   static F load_f16(const uint8_t* p) { return load_half(p); }
   static F load_f16_part(const uint8_t*, int64_t) { return 0.0f; }
   static void store_f16(uint8_t* p, F x) { store_half(p, x); }
+  static void store_i8(uint8_t* p, F x) { *p = static_cast<uint8_t>(std::lrintf(x)); }
+  static void store_nibbles(uint8_t* p, F low, F high) {
+    *p = static_cast<uint8_t>(std::lrintf(low) | std::lrintf(high) << 4);
+  }
   static F spread_f16(const uint8_t* p) { return load_half(p); }
   static F load_i8(const uint8_t* p) { return static_cast<int8_t>(*p); }
   static F load_low(const uint8_t* p) { return static_cast<float>(*p & 15); }

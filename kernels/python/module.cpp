@@ -22,6 +22,7 @@
 #include "core/format.h"
 #include "core/linear.h"
 #include "core/moe.h"
+#include "core/peak.h"
 #include "core/quantize.h"
 #include "core/stream.h"
 #include "core/thread_pool.h"
@@ -237,6 +238,14 @@ NB_MODULE(_kernels, m) {
         nb::arg("threads"));
   m.def("dequantize_rows", &dequantize_rows, nb::arg("packed"), nb::arg("rows").noconvert(),
         nb::arg("out").noconvert());
+  m.def(
+      "fma_burst",
+      [](int64_t rounds, int threads) {
+        return with_pool(threads, [&](const spike::Parallel& parallel) {
+          return spike::fma_burst(parallel, rounds);
+        });
+      },
+      nb::arg("rounds"), nb::arg("threads"));
   m.def(
       "stream_read",
       [](ConstBytes data, int threads) {

@@ -1,0 +1,19 @@
+// Encoding of keys and values, AVX512 tier.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "core/half.h"
+#include "core/kv_encoders.h"
+#include "core/target.h"
+
+SPIKE_TARGET_BEGIN(SPIKE_AVX512)
+#include "core/simd_avx512.h"
+
+#include "core/kv_encode_tile.h"
+
+namespace spike {
+KvEncoders kv_encoders_avx512() { return kv_encoders<Avx512>(); }
+}  // namespace spike
+SPIKE_TARGET_END
