@@ -76,14 +76,18 @@ class BatchLoop:
         if self._tier is not None:
             self._tier.clear()
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, moment: float | None = None) -> None:
         """Queue a request that has room (`require_room`).
+
+        Args:
+            request: a new one.
+            moment: when it came; None = now.
 
         Raises:
             SpikeError: SPK617, the loop was closed.
         """
         self._require_open()
-        request.clock.submit(self._now)
+        request.clock.submit(self._now, self._now() if moment is None else moment)
         self.scheduler.add(request)
         self._counters.requests += 1
 

@@ -71,10 +71,9 @@ class Clock:
         self.finished: float | None = None
         self.tokens: list[float] = []
 
-    def submit(self, now: Callable[[], float]) -> None:
-        """The request enters the queue; from here on this is its clock."""
-        self.now = now
-        self.submitted = now()
+    def submit(self, now: Callable[[], float], moment: float) -> None:
+        """The request has entered the queue; from here on this is its clock."""
+        self.now, self.submitted = now, moment
 
     def start(self, now: float) -> None:
         """It takes part for the first time; later times change nothing."""
