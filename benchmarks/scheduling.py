@@ -112,9 +112,9 @@ def stalls(bench: Bench) -> None:
             during = (moments[1:] > 0.3) & (moments[:-1] < first)
             gaps += np.diff(moments)[during].tolist()
         print(
-            f"stalls, {name}: idle {1e3 * idle:.1f} ms, p99 {noise / idle:.2f}x; beside the prompt "
-            f"p50 {np.median(gaps) / idle:.2f}x, p99 {np.quantile(gaps, 0.99) / idle:.2f}x; prompt's "
-            f"first token after {first - 0.3:.2f} s",
+            f"{name}: idle {1e3 * idle:.1f} ms, p99 {noise / idle:.2f}x; beside the prompt "
+            f"p50 {np.median(gaps) / idle:.2f}x, p99 {np.quantile(gaps, 0.99) / idle:.2f}x; "
+            f"the prompt's first token after {first - 0.3:.2f} s",
             flush=True,
         )
 

@@ -49,7 +49,8 @@ class BatchLoop:
         limits = self._limits = session.limits
         most = limits.max_num_tokens
         self._budget = most if max_num_tokens is None else min(most, max_num_tokens)
-        blocks = session.blocks
+        policy = policy or SchedulingPolicy()
+        blocks = session.blocks if policy.prefix_cache else None
         sizes = limits.num_blocks, limits.block_size, limits.recent_blocks
         self.pool = BlockPool(*sizes, shares=blocks is not None)
         self._tier = KvTier(blocks, tier) if blocks is not None and tier is not None else None

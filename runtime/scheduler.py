@@ -24,11 +24,19 @@ from .step_cost import CostModel, StepShape, reads
 
 @dataclass(frozen=True)
 class SchedulingPolicy:
-    """What may be chosen about scheduling; nothing of it changes anybody's tokens."""
+    """What may be chosen about scheduling; nothing of it changes anybody's tokens.
+
+    Attributes:
+        qos: who goes first.
+        chunks: prompts beside decoding sequences.
+        window: waiting for company.
+        prefix_cache: whether full blocks are remembered and shared (benchmarks of prompts: no).
+    """
 
     qos: QosPolicy = field(default_factory=QosPolicy)
     chunks: ChunkPolicy = field(default_factory=ChunkPolicy)
     window: WindowPolicy = field(default_factory=WindowPolicy)
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,12 +72,12 @@ class Scheduler:
         pool: BlockPool,
         max_num_tokens: int,
         max_batch_size: int,
-        policy: SchedulingPolicy | None = None,
+        policy: SchedulingPolicy,
         tier: KvTier | None = None,
     ) -> None:
         self._pool = pool
         self._tier = tier
-        self._policy = policy or SchedulingPolicy()
+        self._policy = policy
         self._budget = max_num_tokens
         # No more than the budget: so every running request gets at least one token a step.
         self._seats = min(max_batch_size, max_num_tokens)
