@@ -195,6 +195,7 @@ class BatchLoop:
             self._fail([share.request for share in plan], failure)
         seconds = self._now() - started
         self.scheduler.costs.observe(shape, seconds)
+        self.scheduler.lengths.observe(seconds)
         self._counters.count_step(shape, seconds)
         self.scheduler.forget_finished()
 

@@ -17,6 +17,7 @@ from .batch_window import BatchWindow, WindowPolicy
 from .blocks import BlockPool, BlockTable, Copies
 from .chunking import ChunkPolicy
 from .kv_tier import KvTier
+from .length_order import LengthOrder, LengthPolicy
 from .qos import QosPolicy
 from .sequence import Request
 from .step_cost import CostModel, StepShape, reads
@@ -30,12 +31,14 @@ class SchedulingPolicy:
         qos: who goes first.
         chunks: prompts beside decoding sequences.
         window: waiting for company.
+        lengths: who is expected to end soon goes earlier.
         prefix_cache: whether full blocks are remembered and shared (benchmarks of prompts: no).
     """
 
     qos: QosPolicy = field(default_factory=QosPolicy)
     chunks: ChunkPolicy = field(default_factory=ChunkPolicy)
     window: WindowPolicy = field(default_factory=WindowPolicy)
+    lengths: LengthPolicy = field(default_factory=LengthPolicy)
     prefix_cache: bool = True
 
 
@@ -84,6 +87,7 @@ class Scheduler:
         self._arrivals = 0
         self.window = BatchWindow(self._policy.window)
         self.costs = CostModel()
+        self.lengths = LengthOrder(policy.lengths)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
@@ -103,6 +107,7 @@ class Scheduler:
 
     def plan(self, now: float) -> list[Share]:
         """The next step: who decodes first, then prompts with what is left; empty when idle."""
+        self._order(now)
         self._admit(now)
         decoding = self._decoding()
         left = self._budget - sum(share.count for share in decoding)
@@ -119,6 +124,16 @@ class Scheduler:
         request.give_up_cache()
         self.preemptions += 1
         insort(self.waiting, request, key=_rank)
+
+    def _order(self, now: float) -> None:
+        """Move new requests back by their expected length, each once."""
+        fresh = [request for request in self.waiting if not request.ordered]
+        if not fresh or not self.lengths.due(now):
+            return
+        for request, delay in zip(fresh, self.lengths.delays(fresh), strict=True):
+            request.rank = (request.rank[0] + delay, request.rank[1])
+            request.ordered = True
+        self.waiting.sort(key=_rank)
 
     def _admit(self, now: float) -> None:
         while self.waiting:

@@ -121,6 +121,7 @@ class Request:
         self.cache_salt = cache_salt
         self.reuses_prefix = True  # False: every token's logits are wanted
         self.rank = (0.0, 0)  # the scheduler's
+        self.ordered = False  # whether its expected length has moved its rank
         self._known = 0  # tokens it had when it was let in
         self.cached_tokens = 0
         self.preemptions = 0
@@ -165,6 +166,7 @@ class Request:
         if self.clock.started is None:
             self.cached_tokens = self.computed
         self.clock.start(now)
+        self.ordered = True  # from now on its rank stays
 
     def give_up_cache(self) -> None:
         """It runs no more: its blocks go back, its tokens have to be computed again."""
