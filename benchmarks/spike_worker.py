@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 from spikeinfer import SpikeEngine
+from spikeinfer.runtime import SchedulingPolicy
 
 
 def open_engine(command: dict[str, Any]) -> tuple[SpikeEngine, dict[str, Any]]:
     """Load an engine directory and produce one token."""
     start = time.perf_counter()
-    engine = SpikeEngine(command["model"], threads=command["threads"])
+    plain = SchedulingPolicy(prefix_cache=False)  # a prompt is measured again and again
+    engine = SpikeEngine(command["model"], threads=command["threads"], scheduling=plain)
     loaded = time.perf_counter()
     engine.complete([1], max_tokens=1, ignore_eos=True)
     return engine, {

@@ -5,7 +5,8 @@ prompts.py      what callers give -> a request    sequence.py       one request 
 loop.py         runs the steps                    batch.py          a step's arrays
 scheduler.py    who takes part in the next step   qos.py            who goes first
 chunking.py     prompts beside decoding           step_cost.py      what a step costs
-batch_window.py waiting for company               stats.py          engine.stats()
+length_order.py who is expected to end soon       batch_window.py   waiting for company
+stats.py          engine.stats()
 blocks.py       KV blocks: who owns which         prefix_cache.py   blocks found by their tokens
 kv_pool.py      size and memory of the pool       block_bytes.py    its bytes, block by block
 kv_tier.py      evicted blocks in a file          simulator.py      loads, simulated

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .step_cost import CostModel, StepShape
 
-CHUNK_UNIT = 16  # tokens: kernels work on tiles of them
+CHUNK_UNIT = 4  # tokens: beyond some context, even 16 cost more than all who decode
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ChunkPolicy:
         unmeasured: tokens while the cost model knows nothing yet.
     """
 
-    slack: float = 2.5
+    slack: float = 2.0
     seconds: float | None = None
     unmeasured: int = 64
 

@@ -49,7 +49,8 @@ class BatchLoop:
         limits = self._limits = session.limits
         most = limits.max_num_tokens
         self._budget = most if max_num_tokens is None else min(most, max_num_tokens)
-        blocks = session.blocks
+        policy = policy or SchedulingPolicy()
+        blocks = session.blocks if policy.prefix_cache else None
         sizes = limits.num_blocks, limits.block_size, limits.recent_blocks
         self.pool = BlockPool(*sizes, shares=blocks is not None)
         self._tier = KvTier(blocks, tier) if blocks is not None and tier is not None else None
@@ -76,14 +77,18 @@ class BatchLoop:
         if self._tier is not None:
             self._tier.clear()
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, moment: float | None = None) -> None:
         """Queue a request that has room (`require_room`).
+
+        Args:
+            request: a new one.
+            moment: when it came; None = now.
 
         Raises:
             SpikeError: SPK617, the loop was closed.
         """
         self._require_open()
-        request.clock.submit(self._now)
+        request.clock.submit(self._now, self._now() if moment is None else moment)
         self.scheduler.add(request)
         self._counters.requests += 1
 
@@ -193,6 +198,7 @@ class BatchLoop:
         self._observe_first_tokens(turns)
         seconds = self._now() - started
         self.scheduler.costs.observe(shape, seconds)
+        self.scheduler.lengths.observe(seconds)
         self._counters.count_step(shape, seconds)
         self.scheduler.forget_finished()
 

@@ -17,6 +17,7 @@ from .batch_window import BatchWindow, WindowPolicy
 from .blocks import BlockPool, BlockTable, Copies
 from .chunking import ChunkPolicy
 from .kv_tier import KvTier
+from .length_order import LengthOrder, LengthPolicy
 from .qos import QosPolicy
 from .sequence import Request
 from .step_cost import CostModel, StepShape, reads
@@ -24,11 +25,21 @@ from .step_cost import CostModel, StepShape, reads
 
 @dataclass(frozen=True)
 class SchedulingPolicy:
-    """What may be chosen about scheduling; nothing of it changes anybody's tokens."""
+    """What may be chosen about scheduling; nothing of it changes anybody's tokens.
+
+    Attributes:
+        qos: who goes first.
+        chunks: prompts beside decoding sequences.
+        window: waiting for company.
+        lengths: who is expected to end soon goes earlier.
+        prefix_cache: whether full blocks are remembered and shared (benchmarks of prompts: no).
+    """
 
     qos: QosPolicy = field(default_factory=QosPolicy)
     chunks: ChunkPolicy = field(default_factory=ChunkPolicy)
     window: WindowPolicy = field(default_factory=WindowPolicy)
+    lengths: LengthPolicy = field(default_factory=LengthPolicy)
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,18 +75,19 @@ class Scheduler:
         pool: BlockPool,
         max_num_tokens: int,
         max_batch_size: int,
-        policy: SchedulingPolicy | None = None,
+        policy: SchedulingPolicy,
         tier: KvTier | None = None,
     ) -> None:
         self._pool = pool
         self._tier = tier
-        self._policy = policy or SchedulingPolicy()
+        self._policy = policy
         self._budget = max_num_tokens
         # No more than the budget: so every running request gets at least one token a step.
         self._seats = min(max_batch_size, max_num_tokens)
         self._arrivals = 0
         self.window = BatchWindow(self._policy.window)
         self.costs = CostModel()
+        self.lengths = LengthOrder(policy.lengths)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
@@ -95,6 +107,7 @@ class Scheduler:
 
     def plan(self, now: float) -> list[Share]:
         """The next step: who decodes first, then prompts with what is left; empty when idle."""
+        self._order(now)
         self._admit(now)
         decoding = self._decoding()
         left = self._budget - sum(share.count for share in decoding)
@@ -111,6 +124,16 @@ class Scheduler:
         request.give_up_cache()
         self.preemptions += 1
         insort(self.waiting, request, key=_rank)
+
+    def _order(self, now: float) -> None:
+        """Move new requests back by their expected length, each once."""
+        fresh = [request for request in self.waiting if not request.ordered]
+        if not fresh or not self.lengths.due(now):
+            return
+        for request, delay in zip(fresh, self.lengths.delays(fresh), strict=True):
+            request.rank = (request.rank[0] + delay, request.rank[1])
+            request.ordered = True
+        self.waiting.sort(key=_rank)
 
     def _admit(self, now: float) -> None:
         while self.waiting:

@@ -97,11 +97,10 @@ class Clock:
         self.finished: float | None = None
         self.tokens: list[float] = []
 
-    def submit(self, now: Callable[[], float]) -> None:
-        """The request enters the queue; from here on this is its clock."""
-        self.now = now
-        self.submitted = now()
-        self.tokens = [self.submitted] * len(self.tokens)  # those a grammar forced already
+    def submit(self, now: Callable[[], float], moment: float) -> None:
+        """The request has entered the queue; from here on this is its clock."""
+        self.now, self.submitted = now, moment
+        self.tokens = [moment] * len(self.tokens)  # those a grammar forced already
 
     def start(self, now: float) -> None:
         """It takes part for the first time; later times change nothing."""
@@ -157,6 +156,7 @@ class Request:
         self.reuses_prefix = params.prompt_logprobs is None
         self.most_tokens = limit  # of a step
         self.rank = (0.0, 0)  # the scheduler's
+        self.ordered = False  # whether its expected length has moved its rank
         self._known = 0  # tokens it had when it was let in
         self.cached_tokens = 0
         self.preemptions = 0
@@ -218,6 +218,7 @@ class Request:
         if self.clock.started is None:
             self.cached_tokens = self.computed
         self.clock.start(now)
+        self.ordered = True  # from now on its rank stays
 
     def give_up_cache(self) -> None:
         """It runs no more: its blocks go back, its tokens have to be computed again."""

@@ -6,7 +6,8 @@ chunks, pre-emption, is the code that serves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +79,10 @@ class SimulatedSession:
         """The clock."""
         return self.seconds
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.seconds += max(seconds, 0.0)
+
     def step(self, inputs: StepInputs) -> NDArray[np.float32]:
         """Let the step's time pass; every logit is 0."""
         reads = int(inputs.positions.sum()) + inputs.positions.size
@@ -94,12 +99,12 @@ class SimulatedSession:
 
 
 def simulate(
-    arrivals: Iterable[Arrival],
+    arrivals: Sequence[Arrival],
     limits: SessionLimits,
     cost: StepCost,
     policy: SchedulingPolicy | None = None,
 ) -> Outcome:
-    """Run a load to its end.
+    """Run a load against a model of costs.
 
     Args:
         arrivals: in order of time.
@@ -109,22 +114,38 @@ def simulate(
     """
     session = SimulatedSession(limits, cost)
     loop = BatchLoop(session, policy=policy, now=session.now)
-    coming = [(arrival.time, _request(arrival, limits)) for arrival in arrivals]
+    return replay(arrivals, loop, limits.max_seq_len, session.now, session.wait)
+
+
+def replay(
+    arrivals: Sequence[Arrival],
+    loop: BatchLoop,
+    max_seq_len: int,
+    now: Callable[[], float],
+    wait: Callable[[float], None],
+) -> Outcome:
+    """Run a load to its end, whatever executes the steps.
+
+    Args:
+        arrivals: in order of time, counted from now.
+        loop: with nobody in it.
+        max_seq_len: of its session.
+        now: the loop's clock.
+        wait: lets so many seconds pass.
+    """
+    start = now()
+    coming = deque((start + arrival.time, _request(arrival, max_seq_len)) for arrival in arrivals)
     requests = [request for _, request in coming]
     while coming or not loop.idle:
-        while coming and coming[0][0] <= session.seconds:
-            time, request = coming.pop(0)
-            loop.add(request)
-            request.clock.submitted = time  # during a step, maybe
-        if loop.idle:
-            session.seconds = coming[0][0]
-            continue
-        if delay := loop.step():
-            until = session.seconds + delay
-            session.seconds = min(until, coming[0][0]) if coming else until
-    return Outcome([r.completion() for r in requests], session.seconds, loop.stats())
+        while coming and coming[0][0] <= now():
+            moment, request = coming.popleft()
+            loop.add(request, moment)  # it came during a step, maybe
+        delay = coming[0][0] - now() if loop.idle else loop.step()
+        if delay > 0:
+            wait(min(delay, coming[0][0] - now()) if coming else delay)
+    return Outcome([r.completion() for r in requests], now() - start, loop.stats())
 
 
-def _request(arrival: Arrival, limits: SessionLimits) -> Request:
+def _request(arrival: Arrival, max_seq_len: int) -> Request:
     params = SamplingParams(max_tokens=arrival.output_tokens)
-    return Request(arrival.prompt, params, limits.max_seq_len, (), None, arrival.qos)
+    return Request(arrival.prompt, params, max_seq_len, (), None, arrival.qos)

@@ -1,7 +1,8 @@
 """How long a step takes, learnt from the steps that ran.
 
-seconds = base + a * tokens + b * logit rows + c * KV tokens read, all >= 0. A step of few tokens is
-bound by reading the weights (base), one of many by arithmetic (a), and attention by the cache (c).
+seconds = base + few * min(tokens, 16) + token * tokens + row * logit rows + read * KV tokens read,
+all >= 0. A step of few tokens is bound by reading the weights (base) and by kernels for single
+tokens (few), one of many by arithmetic (token), and attention by the cache (read).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ SAMPLES = 128  # of either kind: steps with and without prompt chunks
 REFIT_EVERY = 16  # steps
 FIRST_FIT = 8
 # Beyond this relative error a step counts for less: it was held up (by another process, say).
-TOLERATED = 0.2
+TOLERATED = 0.5
+FEW = 16
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,26 @@ def reads(count: int, start: int) -> int:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step: a constant, and per token, logit row and token read from the cache."""
+    """Seconds of a step: a constant, and per token, logit row and token read from the cache.
+
+    Attributes:
+        base: of any step.
+        token: of each token.
+        row: of each logit row.
+        read: of each token read from the cache.
+        few: of each of the first `FEW` tokens, besides.
+    """
 
     base: float
     token: float
     row: float
     read: float
+    few: float = 0.0
 
     def seconds(self, shape: StepShape) -> float:
         """Predicted time of a step."""
-        parts = self.token * shape.tokens, self.row * shape.rows, self.read * shape.reads
-        return self.base + sum(parts)
+        tokens = self.token * shape.tokens + self.few * min(shape.tokens, FEW)
+        return self.base + tokens + self.row * shape.rows + self.read * shape.reads
 
 
 class CostModel:
@@ -85,7 +96,9 @@ def fit(samples: Iterable[tuple[StepShape, float]]) -> StepCost:
     """
     pairs = list(samples)
     seconds = np.array([max(s, 1e-9) for _, s in pairs])
-    features = np.array([(1, shape.tokens, shape.rows, shape.reads) for shape, _ in pairs], float)
+    features = np.array(
+        [(1, s.tokens, s.rows, s.reads, min(s.tokens, FEW)) for s, _ in pairs], float
+    )
     features /= seconds[:, None]
     weights = np.ones(len(pairs))
     for _ in range(4):
@@ -98,7 +111,7 @@ def fit(samples: Iterable[tuple[StepShape, float]]) -> StepCost:
 def _non_negative(
     features: NDArray[np.float64], wanted: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Least squares with the most negative coefficient set to 0 until none is left, ``[4]``."""
+    """Least squares with the most negative coefficient set to 0 until none is left, ``[5]``."""
     free = list(range(features.shape[1]))
     found = np.zeros(features.shape[1])
     scale = np.maximum(np.abs(features).max(0), 1e-300)  # reads are thousands, the constant is one

@@ -108,12 +108,15 @@ TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a
 
 
 def open_toy(
-    max_num_tokens: int | None = None, with_text: bool = True, **limits: int
+    max_num_tokens: int | None = None,
+    with_text: bool = True,
+    scheduling: SchedulingPolicy | None = None,
+    **limits: int,
 ) -> tuple[SpikeEngine, ToySession]:
     session, text = ToySession(**limits), codec() if with_text else None
     template = ChatTemplate(TEMPLATE, {}) if with_text else None
     loaded = LoadedEngine(session, text, template, text.eos_ids if text else frozenset((EOS,)))
-    return SpikeEngine.from_loaded(loaded, max_num_tokens), session
+    return SpikeEngine.from_loaded(loaded, max_num_tokens, scheduling), session
 
 
 def reference(prompt: list[int], count: int) -> list[int]:
@@ -457,10 +460,11 @@ def test_a_session_that_does_not_share_computes_everything() -> None:
     engine, session = open_toy()
     session.blocks = None  # type: ignore[assignment]
     engine = SpikeEngine.from_loaded(engine._loaded)
-    for _ in range(2):
-        done = engine.complete([1] * 30, max_tokens=4)
+    off = open_toy(scheduling=SchedulingPolicy(prefix_cache=False))[0]
+    for one in (engine, engine, off, off):
+        done = one.complete([1] * 30, max_tokens=4)
         assert (done.token_ids, done.cached_tokens) == (reference([1] * 30, 4), 0)
-    assert engine.stats().blocks_cached == 0
+        assert one.stats().blocks_cached == 0
 
 
 def test_serving_copies_no_block() -> None:

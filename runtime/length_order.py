@@ -1,0 +1,133 @@
+"""Who is expected to end soon goes a little earlier: ranks of waiting requests by predicted length.
+
+A small ONNX model guesses each new request's output length; its rank moves back by so much per
+token, at most by a bound. A rank moves once, before the request first runs: so whoever is overtaken
+is so only by requests that came within the bound after it. Without the model, or when it is slow or
+returns no numbers, ranks stay as they are: first come, first served.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .sequence import Request
+
+FEATURES = ("log_prompt_tokens", "first_tokens_entropy", "jitter")
+FIRST_TOKENS = 16
+STEPS = 32  # whose times give the jitter
+Predict = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+"""Features ``[N, 3]`` -> log(output tokens) ``[N]``."""
+
+
+@dataclass(frozen=True)
+class LengthPolicy:
+    """Ordering by expected length.
+
+    Attributes:
+        model: an ONNX file, one input float32 ``[N, 3]`` (`FEATURES`), one output float32 ``[N]``,
+            the natural logarithm of the output's tokens; None = first come, first served.
+        every: seconds between two looks at new requests.
+        budget: seconds the model may take; a slower answer is not used.
+        seconds_per_token: by which an expected token moves a rank back.
+        most: seconds a rank moves back at most.
+    """
+
+    model: str | Path | None = None
+    every: float = 0.2
+    budget: float = 0.02
+    seconds_per_token: float = 0.05
+    most: float = 10.0
+
+
+class LengthOrder:
+    """Says by how much new requests go back.
+
+    Args:
+        policy: see there.
+        predict: in place of the policy's model.
+        now: a clock for the model's own time.
+    """
+
+    def __init__(
+        self,
+        policy: LengthPolicy,
+        predict: Predict | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._policy = policy
+        self._predict = predict or _open(policy.model)
+        self._now = now
+        self._last = -float("inf")
+        self._steps: deque[float] = deque(maxlen=STEPS)
+        self.refused = 0  # answers that came too late or were no numbers
+
+    def observe(self, seconds: float) -> None:
+        """A step took so long."""
+        self._steps.append(seconds)
+
+    def due(self, now: float) -> bool:
+        """Whether to look at new requests; at most every `LengthPolicy.every` seconds."""
+        if self._predict is None or now < self._last + self._policy.every:
+            return False
+        self._last = now
+        return True
+
+    def delays(self, requests: Sequence[Request]) -> list[float]:
+        """Seconds by which these, at least one, go back; all 0 if there is no good answer."""
+        assert self._predict is not None  # `due`
+        started = self._now()
+        tokens = np.exp(self._predict(np.stack([self.features(r) for r in requests])))
+        late = self._now() - started > self._policy.budget
+        if late or tokens.shape != (len(requests),) or not np.isfinite(tokens).all():
+            self.refused += 1
+            return [0.0] * len(requests)
+        back = np.minimum(tokens * self._policy.seconds_per_token, self._policy.most)
+        return [float(seconds) for seconds in back]
+
+    def features(self, request: Request) -> NDArray[np.float32]:
+        """What is known of a request before it runs, float32 ``[3]``."""
+        first = np.array(request.tokens[:FIRST_TOKENS])
+        shares = np.unique(first, return_counts=True)[1] / first.size
+        entropy = -float((shares * np.log2(shares)).sum())
+        return np.array([np.log(request.prompt_tokens), entropy, self._jitter()], np.float32)
+
+    def _jitter(self) -> float:
+        """Deviation of the last steps' times over their mean; 0 before there are two."""
+        if len(self._steps) < 2:
+            return 0.0
+        times = np.array(self._steps)
+        return float(times.std() / max(times.mean(), 1e-9))
+
+
+def _open(model: str | Path | None) -> Predict | None:
+    """The model of a file; None, with a warning, if it can't be used."""
+    if model is None:
+        return None
+    try:
+        import onnxruntime as ort  # a runtime of tokens only has it loaded already
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        (name,) = [value.name for value in session.get_inputs()]
+    except Exception as error:  # onnxruntime's exceptions share no base class of their own
+        cause = " ".join(str(error).split())
+        warnings.warn(f"{model} is not used, first come, first served: {cause}", stacklevel=2)
+        return None
+
+    def predict(features: NDArray[np.float32]) -> NDArray[np.float32]:
+        try:
+            answer: NDArray[np.float32] = np.asarray(session.run(None, {name: features})[0])
+        except Exception:  # of another interface: no answer
+            return np.full(len(features), np.nan, np.float32)
+        return answer
+
+    return predict
