@@ -106,12 +106,13 @@ def test_the_table_of_types_is_the_gguf_packages() -> None:
 
 
 def test_a_tensor_that_the_disk_refuses_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     with pytest.raises(SpikeError, match="SPK594"):
-        write_gguf(tmp_path / "missing" / "x.gguf", METADATA, tensors())
+        write_gguf(tmp_path / "file" / "x.gguf", METADATA, tensors())
     broken = TensorOut("a", OF_FORMAT["f32"], (4,), lambda: [bytes(3)])
     with pytest.raises(ValueError, match="a has 3 bytes, not 16"):
         write_gguf(tmp_path / "x.gguf", {}, [broken])
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def string(text: bytes) -> bytes:
