@@ -20,7 +20,7 @@ from spikeinfer import SpikeEngine
 from spikeinfer.driver import BuildRequest, build
 from spikeinfer.runtime.batch import Chunk, step_inputs
 from spikeinfer.runtime.blocks import BlockPool
-from spikeinfer.runtime.session import StepInputs
+from spikeinfer.runtime.session import BestLogits, StepInputs, best_of
 
 MODELS = Path(__file__).parents[2] / ".cache" / "models"
 BLOCK, CAPACITY, TOKENS = 32, 192, 10
@@ -48,6 +48,10 @@ class Recorder:
             key = int(inputs.positions[at]), int(inputs.tokens[at])
             self.rows[key].add(row.tobytes())
         return logits
+
+    def best(self, inputs: StepInputs) -> BestLogits:
+        """Of all logits, so that their bits are seen."""
+        return best_of(self.step(inputs))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
