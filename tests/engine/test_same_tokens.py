@@ -50,6 +50,7 @@ class Recorder:
         return logits
 
     def best(self, inputs: StepInputs) -> BestLogits:
+        """Of all logits, so that their bits are seen."""
         return best_of(self.step(inputs))
 
     def __getattr__(self, name: str) -> Any:
