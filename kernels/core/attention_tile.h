@@ -130,6 +130,30 @@ void multiply_columns(const LeftRows& left, const Right& right, int64_t from, in
     multiply<V, R, 1>(left, right.template columns<1>(c), from, to, carry, out + c, out_stride);
 }
 
+/// s[r][j] = left[r] . key j of sixteen in f16, for R rows, summed in the order that `multiply` has.
+/// For so few rows that storing the turned keys would cost more than to turn them in registers.
+template <class V, int R, class Tick>
+[[gnu::noinline]] void stored_scores(const LeftRows& left, const uint8_t* const* keys, int64_t dim,
+                                     float* s, const Tick& tick) {
+  using F = typename V::F;
+  constexpr int registers = 16 / V::width;
+  F acc[R][registers];
+  for (auto& row : acc)
+    for (F& a : row) a = V::zero();
+  for (int64_t i = 0; i < dim; i += 8, tick()) {
+    F columns[8][registers];
+    V::columns_f16(keys, 2 * i, columns);
+    for (int e = 0; e < 8; ++e)
+      for (int r = 0; r < R; ++r) {
+        const F query = V::set(left.at[r * left.stride + i + e]);
+        for (int c = 0; c < registers; ++c) acc[r][c] = V::fma(query, columns[e][c], acc[r][c]);
+      }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < registers; ++c)
+      V::store(s + r * tile_positions + c * V::width, acc[r][c]);
+}
+
 /// Calls use<R>() with R = rows, which is at most V::rows.
 template <class V, int R = V::rows, class Use>
 void with_rows(int64_t rows, const Use& use) {
@@ -250,7 +274,7 @@ class Tile {
   void run() {
     look_ahead();
     for (int64_t h = 0; h < q_.kv_heads; ++h) {
-      turn(h);
+      if (!direct()) turn(h);
       const bool expanded = q_.rows > V::rows || q_.spec->value_dim % V::width != 0;
       if (expanded) expand(h);
       for (int64_t r = 0; r < q_.rows; r += softened_rows)
@@ -260,6 +284,12 @@ class Tile {
 
  private:
   static constexpr bool coded = format == KvFormat::int4;
+
+  /// Whether logits are made from keys as they are stored.
+  bool direct() const {
+    return V::width > 1 && format == KvFormat::f16 && q_.rows <= V::rows &&
+           q_.spec->key_dim % 8 == 0;
+  }
 
   /// Where coded positions end and those of the queries' own group begin.
   int64_t border() const {
@@ -278,7 +308,8 @@ class Tile {
     scratch_.touched = next_.end();
     add_keys(ahead_, next_);
     add_values(ahead_, next_);
-    const int64_t turns = 2 * q_.spec->key_dim / turn_elements<format>;
+    const int64_t runs = tile_positions / (direct() ? 16 : turned_keys);
+    const int64_t turns = runs * q_.spec->key_dim / turn_elements<format>;
     const int64_t sums = tile_positions / 4 * std::max<int64_t>(1, q_.spec->value_dim / (4 * V::width));
     ahead_.spread(q_.kv_heads * (turns + sums));
   }
@@ -372,10 +403,13 @@ class Tile {
       const Span span = seen(row + r, n).widened(row_floats);
       float* const s = scratch_.scores + r * tile_positions;
       const LeftRows left{q_.q + (at + r) * q_.key_stride, q_.key_stride};
-      with_rows<V>(n, [&]<int R>() {
-        multiply_columns<V, R>(left, Panels<V>{scratch_.keys}, 0, q_.spec->key_dim, span.begin,
-                               span.end, nullptr, s, tile_positions);
-      });
+      if (direct())
+        score_stored(h, left, n, span, s);
+      else
+        with_rows<V>(n, [&]<int R>() {
+          multiply_columns<V, R>(left, Panels<V>{scratch_.keys}, 0, q_.spec->key_dim, span.begin,
+                                 span.end, nullptr, s, tile_positions);
+        });
       for (int64_t i = 0; i < n; ++i)
         top[r + i] = softening.prepare(row + r + i, span, s + i * tile_positions);
     }
@@ -394,6 +428,22 @@ class Tile {
     for (int64_t r = 0; r < count; r += V::rows)
       sum_values(h, row + r, std::min<int64_t>(V::rows, count - r),
                  scratch_.scores + r * tile_positions, carry + r, expanded);
+  }
+
+  /// Logits of up to V::rows rows; a key that is not there is another one again.
+  void score_stored(int64_t h, const LeftRows& left, int64_t n, const Span& span, float* s) {
+    if constexpr (V::width > 1 && format == KvFormat::f16) {
+      const auto tick = [this] { ahead_.tick(); };
+      for (int64_t j = span.begin; j < span.end; j += 16) {
+        const uint8_t* at[16];
+        for (int64_t i = 0; i < 16; ++i)
+          at[i] = rows_.keys[std::clamp(j + i, rows_.there.begin, rows_.there.end - 1)] +
+                  h * kv_.key_head;
+        with_rows<V>(n, [&]<int R>() {
+          stored_scores<V, R>(left, at, q_.spec->key_dim, s + j, tick);
+        });
+      }
+    }
   }
 
   /// What rows [row, row + rows) see of the tile's positions that are there.

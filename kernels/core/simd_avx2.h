@@ -96,6 +96,14 @@ struct Avx2 {
     return _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_cvtepu8_epi32(bytes(p)), 4));
   }
 
+  static void columns_f16(const uint8_t* const* rows, int64_t at, F (*columns)[2]) {
+    __m256i x[8];
+    turn_halves(rows, at, x);
+    for (int i = 0; i < 8; ++i) {
+      columns[i][0] = _mm256_cvtph_ps(_mm256_castsi256_si128(x[i]));
+      columns[i][1] = _mm256_cvtph_ps(_mm256_extracti128_si256(x[i], 1));
+    }
+  }
   static void turn_f16(const uint8_t* const* rows, int64_t at, float* out, int64_t stride) {
     for (int half = 0; half < 2; ++half) {
       __m256i x[8];

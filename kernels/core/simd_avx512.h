@@ -101,6 +101,12 @@ struct Avx512 {
     return _mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(bytes(p)), 4));
   }
 
+  /// columns[i] = element i of the eight halves at byte `at` of sixteen rows.
+  static void columns_f16(const uint8_t* const* rows, int64_t at, F (*columns)[1]) {
+    __m256i x[8];
+    turn_halves(rows, at, x);
+    for (int i = 0; i < 8; ++i) columns[i][0] = _mm512_cvtph_ps(x[i]);
+  }
   static void turn_f16(const uint8_t* const* rows, int64_t at, float* out, int64_t stride) {
     for (int half = 0; half < 2; ++half) {
       __m256i x[8];
