@@ -51,20 +51,18 @@ def table(record: Record, model: str, sides: Sequence[str], enough: int = ENOUGH
     ours, *peers = sides
     head = ["", *sides, "ours / best peer", f"ours / best with KL <= {LIKE} ours"]
     lines = [f"### {model}", "", line(head), line(["---"] * len(head))]
-    why: list[str] = []
+    why: dict[str, list[str]] = {}
     for row in ROWS:
         values, reasons = gather(record, model, row, sides, enough)
         cells = [cell(values.get(side), row.digits) for side in sides]
         for among in (peers, like(part["fidelity"], ours, peers)):
             ratio = None if reasons or not among else against_best(values, ours, among, row.up)
             cells.append("-" if ratio is None else f"{ratio[0]:.2f} ({short(ratio[1])})")
-        why += [f"{row.label}: no ratio: {reason}" for reason in reasons]
+        for reason in reasons:
+            why.setdefault(reason, []).append(row.label.split(",")[0])
         lines.append(line([row.label, *cells]))
-    lines += statics(part, sides)
-    for side in sides:
-        found = part["sides"].get(side, {"why": "not prepared"})
-        why += [f"{side} did not run: {found['why']}"] if "why" in found else []
-    return "\n".join([*lines, "", *merged(why), *conditions(record, model, sides)])
+    notes = [f"- No ratio, {reason}: {', '.join(labels)}" for reason, labels in why.items()]
+    return "\n".join([*lines, *statics(part, sides), "", *notes, *conditions(record, model, sides)])
 
 
 def gather(
@@ -75,9 +73,13 @@ def gather(
     able = [side for side in sides if side in known and "why" not in known[side]]
     rounds = record.rounds(model, row.run, able)
     values: Values = {}
-    reasons = [f"{side} did not run" for side in sides if side not in able]
+    reasons = [
+        f"{side} did not run ({known.get(side, {}).get('why', 'not prepared')})"
+        for side in sides
+        if side not in able
+    ]
     if len(rounds) < enough:
-        reasons.append(f"{len(rounds)} of {enough} rounds on a quiet machine")
+        reasons.append(f"{len(rounds)} of {enough} rounds")
     for side in able:
         found = [r["figures"][side][row.figure] for r in rounds if side in r["figures"]]
         if found:
@@ -137,11 +139,6 @@ def conditions(record: Record, model: str, sides: Sequence[str]) -> list[str]:
     seen = {part["sides"][s]["versions"] for s in sides if "versions" in part["sides"].get(s, {})}
     lines.append("- " + "; ".join(sorted(seen)))
     return lines
-
-
-def merged(reasons: Sequence[str]) -> list[str]:
-    """Each reason once, as a list."""
-    return [f"- {reason}" for reason in dict.fromkeys(reasons)]
 
 
 def cell(value: float | list[float] | None, digits: int) -> str:
