@@ -1,4 +1,4 @@
-"""The peers' table: what it says, what it refuses to; and the record that a later run goes on with."""
+"""The peers' table: what it says and refuses to say; the record that a later run goes on with."""
 
 from __future__ import annotations
 
