@@ -99,6 +99,7 @@ def prepare(record: Record, model: str, chosen: list[Side]) -> dict[str, Made]:
             "versions": made.versions,
             "cache": side.cache,
             "disk MB": made.bytes() / 1e6,
+            "weights MB": made.weights / 1e6,
         }
         record.describe(model, side.name, facts)
         ready[side.name] = made

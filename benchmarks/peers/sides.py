@@ -53,11 +53,13 @@ class Made:
         path: file or directory of the converted model.
         command: starts its worker.
         versions: of the program, for the table.
+        weights: bytes that each token reads; 0 = not known.
     """
 
     path: Path
     command: Sequence[str]
     versions: str
+    weights: int = 0
 
     def bytes(self) -> int:
         """On disk."""
@@ -106,18 +108,21 @@ def kernels_state() -> str:
     return digest.hexdigest()[:8]
 
 
-def ours(checkpoint: Path, golden: str = "off") -> Made:
+def ours(checkpoint: Path) -> Made:
     """Our engine: q4_k_m, streaming, f16 cache, nothing calibrated."""
     out = CACHE / OURS / f"{checkpoint.name}-q4_k_m"
     if not out.is_dir():
         options = ["--quantization", "q4_k_m", "--enable-streaming", "--kv-cache-dtype", "f16"]
-        options += ["--max-seq-len", "4096", "--golden", golden]
+        options += ["--max-seq-len", "4096", "--golden", "off"]
         command = [str(Path(sys.executable).with_name("spike-build")), "-m", str(checkpoint)]
         run(f"building {out.name}", [*command, "-o", str(out), *options], log("ours", checkpoint))
-    command = [sys.executable, str(WORKERS / "spike_worker.py")]
-    versions = f"spikeinfer {revision()} (kernels {kernels_state()})"
+    tensors = json.loads((out / "config.json").read_text())["spike"]["weights"]
+    onnxruntime = importlib.metadata.version("onnxruntime")
     return Made(
-        out, command, f"{versions}, onnxruntime {importlib.metadata.version('onnxruntime')}"
+        out,
+        [sys.executable, str(WORKERS / "spike_worker.py")],
+        f"spikeinfer {revision()} (kernels {kernels_state()}), onnxruntime {onnxruntime}",
+        sum(int(tensor["bytes"]) for tensor in tensors),
     )
 
 

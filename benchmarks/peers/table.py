@@ -134,10 +134,30 @@ def conditions(record: Record, model: str, sides: Sequence[str]) -> list[str]:
         rates = [r["stream GB/s"] for r in rounds]
         span = f"{min(rates):.0f} - {max(rates):.0f}"
         lines.append(f"- {', '.join(days)}; stream read {span} GB/s between rounds")
+    lines += shares(record, model, sides)
     source = part["fidelity"].get("source", {}).get("perplexity")
     lines += [f"- source in float32: perplexity {source:.2f}"] if source else []
     seen = {part["sides"][s]["versions"] for s in sides if "versions" in part["sides"].get(s, {})}
     lines.append("- " + "; ".join(sorted(seen)))
+    return lines
+
+
+def shares(record: Record, model: str, sides: Sequence[str]) -> list[str]:
+    """How near decoding comes to a plain read of the weights, for sides that know their bytes."""
+    lines = []
+    for side in sides:
+        megabytes = record.model(model)["sides"].get(side, {}).get("weights MB")
+        found = [
+            r["figures"][side]["tok/s"] * megabytes / 1e3 / r["stream GB/s"]
+            for r in record.rounds(model, "decode 32", [side])
+            if megabytes and side in r["figures"]
+        ]
+        if found:
+            share = statistics.median(found)
+            lines.append(
+                f"- {side} at context 32 reads {megabytes:.1f} MB of weights a token, at "
+                f"{share:.2f} of the stream read"
+            )
     return lines
 
 
