@@ -38,10 +38,12 @@ class Environment:
     Attributes:
         name: its folder.
         packages: pinned requirements.
+        broken: packages that come along and keep others from being imported: taken out again.
     """
 
     name: str
     packages: tuple[str, ...]
+    broken: tuple[str, ...] = ()
 
     @property
     def root(self) -> Path:
@@ -67,6 +69,9 @@ class Environment:
         venv.create(self.root / "venv", with_pip=True, clear=True)
         pip = [str(self.python), "-m", "pip", "install", "-q", *self.packages]
         run(f"installing {self.name}", pip, self.root / "install.log")
+        if self.broken:
+            pip = [str(self.python), "-m", "pip", "uninstall", "-q", "-y", *self.broken]
+            run(f"repairing {self.name}", pip, self.root / "repair.log")
         stamp.write_text(wanted)
 
     def worker(self, script: str) -> list[str]:

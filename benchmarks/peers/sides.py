@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import models
 import peers_llama_cpp
@@ -42,6 +43,7 @@ OPENVINO = Environment(
         "optimum-intel==2.2.0",
         "torch==2.13.0",
     ),
+    broken=("torchvision",),  # for CUDA: its operators don't load beside a CPU torch
 )
 
 
@@ -192,15 +194,16 @@ def openvino(checkpoint: Path, group: int) -> Made:
     return Made(path, OPENVINO.worker("openvino_worker.py"), " ".join(OPENVINO.packages[:2]))
 
 
-def for_genai(config: dict[str, object]) -> None:
-    """State Gemma 3's two rope bases by transformers 4's names: the builder reads no others."""
+def for_genai(config: dict[str, Any]) -> None:
+    """State Gemma 3's two rope bases a second time, flat: the builder looks for them there."""
     ropes = config["rope_parameters"]
-    if isinstance(ropes, dict) and "sliding_attention" in ropes:
-        config["rope_theta"] = ropes["full_attention"]["rope_theta"]
-        config["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+    if "sliding_attention" in ropes:
+        ropes["rope_type"] = "default"
+        ropes["rope_theta"] = ropes["full_attention"]["rope_theta"]
+        ropes["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
 
 
-def readable(checkpoint: Path, root: Path, adapt: Callable[[dict[str, object]], None]) -> Path:
+def readable(checkpoint: Path, root: Path, adapt: Callable[[dict[str, Any]], None]) -> Path:
     """The checkpoint as converters want it: an adapted config, and a tokenizer in any case.
 
     Random weights have no tokenizer; they get SmolLM2's, which then takes part in loading only.
