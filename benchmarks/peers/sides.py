@@ -56,12 +56,14 @@ class Made:
         command: starts its worker.
         versions: of the program, for the table.
         weights: bytes that each token reads; 0 = not known.
+        program: hash of the program, where its version does not tell one from another.
     """
 
     path: Path
     command: Sequence[str]
     versions: str
     weights: int = 0
+    program: str = ""
 
     def bytes(self) -> int:
         """On disk."""
@@ -74,7 +76,7 @@ class Made:
     def stamp(self) -> str:
         """Changes when the model is made again or the program changes."""
         seen = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in self.files()]
-        return sha256(repr((seen, self.versions)).encode()).hexdigest()[:16]
+        return sha256(repr((seen, self.program or self.versions)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ def ours(checkpoint: Path) -> Made:
         [sys.executable, str(WORKERS / "spike_worker.py")],
         f"spikeinfer {revision()} (kernels {kernels_state()}), onnxruntime {onnxruntime}",
         sum(int(tensor["bytes"]) for tensor in tensors),
+        f"{kernels_state()} {onnxruntime}",
     )
 
 
