@@ -29,7 +29,7 @@ from environment import DidNotRun
 from measure import Bench
 from record import Record
 from rounds import RUNS, START
-from sides import OURS, Made, Side, sides
+from sides import MISSING, OURS, Made, Side, sides
 from table import ENOUGH, table
 
 MODELS = {"smollm2": 64, "gemma3": 64, "random-1b": 128}  # OpenVINO's group size
@@ -84,10 +84,12 @@ def machine() -> dict[str, str]:
     }
 
 
-def prepare(record: Record, model: str, chosen: list[Side]) -> dict[str, Made]:
-    """Install and convert; who can't is noted with the reason."""
+def prepare(record: Record, model: str, chosen: list[Side], again: bool) -> dict[str, Made]:
+    """Install and convert; who can't is noted with the reason, and tried again only if `again`."""
     ready: dict[str, Made] = {}
     for side in chosen:
+        if not again and "why" in record.model(model)["sides"].get(side.name, {}):
+            continue
         try:
             made = side.prepare()
         except DidNotRun as error:
@@ -119,7 +121,7 @@ def main() -> None:
         model = checkpoint.name
         chosen = [s for s in sides(checkpoint, MODELS[name]) if s.peer in arguments.peers]
         if arguments.only != "table":
-            made = prepare(record, model, chosen)
+            made = prepare(record, model, chosen, arguments.only in (None, "prepare"))
             ids = prompt_ids(checkpoint, LONGEST + 128)
             bench = Bench(record, model, made, ids, arguments.threads, arguments.steps, deadline)
             if everything or arguments.only == "speed":
@@ -127,7 +129,11 @@ def main() -> None:
             if (everything or arguments.only == "fidelity") and has_text(checkpoint):
                 bench.fidelity(checkpoint, arguments.windows)
         if everything or arguments.only == "table":
-            print(table(record, model, [side.name for side in chosen]), end="\n\n")
+            print(table(record, model, [side.name for side in chosen]))
+            left = [peer for peer in PEERS if peer not in arguments.peers]
+            reasons = {**dict.fromkeys(left, "not asked for"), **MISSING}
+            print("\n".join(f"- Not compared, {peer}: {why}" for peer, why in reasons.items()))
+            print()
 
 
 def has_text(checkpoint: Path) -> bool:
