@@ -34,6 +34,7 @@ PEER, OURS = "llama.cpp", "spikeinfer"
 # Share of all cores that other programs may take while both sides wait for a command.
 QUIET = 0.1
 CONTEXTS = (32, 1024)
+OUR_WORKER = Path(__file__).resolve().parent / "workers" / "spike_worker.py"
 # Name and digits; the first five are times or rates.
 TIMED = 5
 ROWS = [
@@ -112,7 +113,8 @@ def measure_speed(
     samples: dict[str, dict[str, list[float]]] = {side: {} for side in workers}
     busy = busy_share()
     for context in CONTEXTS:
-        command = {"do": "decode", "tokens": prompt_ids(checkpoint, context), "steps": steps}
+        prompts = [prompt_ids(checkpoint, context)]
+        command = {"do": "generate", "prompts": prompts, "steps": steps}
         for turn in range(rounds + 1):
             for side, process in workers.items():
                 answer = process.call(command)
@@ -203,11 +205,10 @@ def main() -> None:
     arguments = parse()
     peer = peers_llama_cpp.install()
     gguf = peers_llama_cpp.quantise(peer, arguments.model, arguments.format)
-    here = Path(__file__).resolve().parent
-    commands = {PEER: [str(peer.python), str(here / "llama_cpp_worker.py")]}
+    commands = {PEER: peers_llama_cpp.worker_command(peer)}
     models = {PEER: str(gguf)}
     if arguments.engine:
-        commands[OURS] = [sys.executable, str(here / "spike_worker.py")]
+        commands[OURS] = [sys.executable, str(OUR_WORKER)]
         models[OURS] = str(arguments.engine)
     figures: dict[str, Figures] = measure_sizes(gguf, arguments.engine)
     ratios: Figures = {}

@@ -10,6 +10,7 @@ its own `gguf`; quantising and running happen in the peer's environment only.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ VERSION = "0.3.36"
 PACKAGE = f"llama_cpp_python-{VERSION}"
 BUILD_OPTIONS = "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF"
 HERE = Path(__file__).resolve().parent
+KINDS = ("Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,12 @@ def quantise(peer: LlamaCpp, checkpoint: Path, kind: str, imatrix: Path | None =
 
     `imatrix`: an .npz of mean squares by tensor name, the importance matrix.
     """
-    source = convert(peer, checkpoint)
-    out = source.with_name(source.name.replace("-f32", f"-{kind}{'-imatrix' if imatrix else ''}"))
+    stored = json.loads((checkpoint / "config.json").read_text()).get("dtype")
+    dtype = "bf16" if stored == "bfloat16" else "f32"
+    name = f"{checkpoint.resolve().name}-{kind}{'-imatrix' if imatrix else ''}.gguf"
+    out = peer.root / "models" / name
     if not out.is_file():
+        source = convert(peer, checkpoint, dtype)
         work = out.with_suffix(".partial")
         command = {"do": "quantise", "source": str(source), "out": str(work), "kind": kind}
         if imatrix is not None:
@@ -99,15 +104,20 @@ def quantise(peer: LlamaCpp, checkpoint: Path, kind: str, imatrix: Path | None =
 
 
 def worker(peer: LlamaCpp) -> Worker:
-    """A process of the peer that takes commands; see `llama_cpp_worker.py`."""
-    return Worker([str(peer.python), str(HERE / "llama_cpp_worker.py")])
+    """A process of the peer that takes commands; see `workers/llama_cpp_worker.py`."""
+    return Worker(worker_command(peer))
+
+
+def worker_command(peer: LlamaCpp) -> list[str]:
+    """What starts it."""
+    return [str(peer.python), str(HERE / "workers" / "llama_cpp_worker.py")]
 
 
 def main() -> None:
     """Install; convert and quantise each checkpoint given."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", nargs="*", type=Path)
-    parser.add_argument("--format", default="Q4_K_M", choices=["Q4_K_M", "Q8_0", "Q6_K", "Q5_K_M"])
+    parser.add_argument("--format", default="Q4_K_M", choices=KINDS)
     arguments = parser.parse_args()
     peer = install()
     print(peer.version())

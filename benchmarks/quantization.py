@@ -93,7 +93,7 @@ def script(name: str) -> str:
 
 def theirs(peer: LlamaCpp, checkpoint: Path, kind: str, text: Path) -> Iterator[Row]:
     """llama.cpp without and with an importance matrix."""
-    worker = [str(peer.python), str(peers_llama_cpp.HERE / "llama_cpp_worker.py")]
+    worker = peers_llama_cpp.worker_command(peer)
     plain = peers_llama_cpp.quantise(peer, checkpoint, kind)
     weighted = peers_llama_cpp.quantise(
         peer, checkpoint, kind, means(importances(checkpoint, text))
@@ -122,7 +122,7 @@ def engine(checkpoint: Path, kind: str, quantizer: str, text: Path) -> Path:
 
 def our_row(name: str, path: Path) -> Row:
     """An engine as a row."""
-    worker = [sys.executable, str(peers_llama_cpp.HERE / "spike_worker.py")]
+    worker = [sys.executable, str(peers_llama_cpp.HERE / "workers" / "spike_worker.py")]
     weights = json.loads((path / "config.json").read_text())["spike"]["weights"]
     return Row(name, path, worker, sum(int(weight["bytes"]) for weight in weights) / 1e6)
 

@@ -1,7 +1,8 @@
 """A measured program as a child process that takes commands, so that two of them can take turns.
 
 One JSON line in, one JSON line out; an answer that says `"shape"` is followed by that many float32
-values, raw. Both children of a comparison stay alive (weights loaded) while the other one runs.
+values, raw. All children of a comparison stay alive (weights loaded) while another one runs. Their
+side, and the commands, are in `workers/serve.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import math
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,20 @@ import numpy.typing as npt
 
 
 class Worker:
-    """A running child; a context manager that ends it."""
+    """A running child; a context manager that ends it.
 
-    def __init__(self, command: Sequence[str]) -> None:
+    Args:
+        command: program and arguments.
+        log: file that takes its error output; None = ours.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path | None = None) -> None:
+        errors = log.open("ab") if log else None
         self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
         )
+        if errors:
+            errors.close()
 
     def __enter__(self) -> Worker:
         return self
@@ -34,7 +44,11 @@ class Worker:
         """Close its input, which ends it."""
         if self._process.stdin:
             self._process.stdin.close()
-        self._process.wait(timeout=60)
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     @property
     def pid(self) -> int:
@@ -49,8 +63,11 @@ class Worker:
         """
         if not self._process.stdin or not self._process.stdout:
             raise RuntimeError("the worker has no pipes")
-        self._process.stdin.write(json.dumps(command).encode() + b"\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended; the empty answer says so
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"worker ended with {self._process.wait()} at {command['do']}")
