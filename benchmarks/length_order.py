@@ -149,9 +149,7 @@ def main() -> None:
     rate = LOAD * arguments.requests / full.seconds
     lesson, load = (traffic(rate, arguments.requests, seed) for seed in (3, 4))
     plain = first_tokens(run(load, cost, LengthPolicy()))
-    print(
-        f"{rate:.2f} requests/s, first come: TTFT mean {plain.mean():.2f} s, max {plain.max():.1f} s"
-    )
+    print(f"{rate:.2f} requests/s, FCFS: TTFT mean {plain.mean():.2f} s, max {plain.max():.1f} s")
     every = list(range(len(FEATURES)))
     cases = {"all features": every}
     cases |= {f"without {FEATURES[i]}": [j for j in every if j != i] for i in every}
