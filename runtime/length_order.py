@@ -1,9 +1,9 @@
 """Who is expected to end soon goes a little earlier: ranks of waiting requests by predicted length.
 
-A small ONNX model guesses each new request's output length; its rank moves back by so much per
-token, at most by a bound. A rank moves once, before the request first runs: so whoever is overtaken
-is so only by requests that came within the bound after it. Without the model, or when it is slow or
-returns no numbers, ranks stay as they are: first come, first served.
+With a model, every rank begins further back by a bound; a guess of the request's output length then
+moves it forward, to so much per token behind its submission. A rank moves once, before the request
+first runs, so whoever is overtaken is so only by requests that came within the bound after it. When
+the model is slow or returns no numbers, ranks stay at the bound: first come, first served.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class LengthPolicy:
             the natural logarithm of the output's tokens; None = first come, first served.
         every: seconds between two looks at new requests.
         budget: seconds the model may take; a slower answer is not used.
-        seconds_per_token: by which an expected token moves a rank back.
-        most: seconds a rank moves back at most.
+        seconds_per_token: behind its submission a request ranks for each expected token.
+        most: seconds behind at most, and as long as nothing is known.
     """
 
     model: str | Path | None = None
@@ -48,7 +48,7 @@ class LengthPolicy:
 
 
 class LengthOrder:
-    """Says by how much new requests go back.
+    """Says how far behind their submission requests rank.
 
     Args:
         policy: see there.
@@ -69,6 +69,11 @@ class LengthOrder:
         self._steps: deque[float] = deque(maxlen=STEPS)
         self.refused = 0  # answers that came too late or were no numbers
 
+    @property
+    def unknown(self) -> float:
+        """Seconds behind its submission of a request about which nothing is known."""
+        return 0.0 if self._predict is None else self._policy.most
+
     def observe(self, seconds: float) -> None:
         """A step took so long."""
         self._steps.append(seconds)
@@ -81,14 +86,14 @@ class LengthOrder:
         return True
 
     def delays(self, requests: Sequence[Request]) -> list[float]:
-        """Seconds by which these, at least one, go back; all 0 if there is no good answer."""
+        """Seconds behind their submission of these, at least one; `unknown` without an answer."""
         assert self._predict is not None  # `due`
         started = self._now()
         tokens = np.exp(self._predict(np.stack([self.features(r) for r in requests])))
         late = self._now() - started > self._policy.budget
         if late or tokens.shape != (len(requests),) or not np.isfinite(tokens).all():
             self.refused += 1
-            return [0.0] * len(requests)
+            return [self.unknown] * len(requests)
         back = np.minimum(tokens * self._policy.seconds_per_token, self._policy.most)
         return [float(seconds) for seconds in back]
 

@@ -95,7 +95,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request; its clock has been started."""
         self._arrivals += 1
-        rank = self._policy.qos.rank(request.qos, request.clock.submitted)
+        rank = self._policy.qos.rank(request.qos, request.clock.submitted) + self.lengths.unknown
         request.rank = (rank, self._arrivals)
         insort(self.waiting, request, key=_rank)
 
@@ -126,12 +126,12 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
 
     def _order(self, now: float) -> None:
-        """Move new requests back by their expected length, each once."""
+        """Rank new requests by their expected length, each once."""
         fresh = [request for request in self.waiting if not request.ordered]
         if not fresh or not self.lengths.due(now):
             return
         for request, delay in zip(fresh, self.lengths.delays(fresh), strict=True):
-            request.rank = (request.rank[0] + delay, request.rank[1])
+            request.rank = (request.rank[0] - self.lengths.unknown + delay, request.rank[1])
             request.ordered = True
         self.waiting.sort(key=_rank)
 

@@ -1,0 +1,171 @@
+"""What ordering by expected length wins, in the simulator: with and without each feature.
+
+    .venv/bin/python benchmarks/length_order.py [--out length.onnx] [--requests 400]
+
+Traffic of four made-up kinds (chat, extraction from long prompts, articles from short ones,
+templates); a small network (3 x 16 x 1) learns log(output tokens) from one day of it and orders
+another. Times are the simulator's, so the machine's do not matter. Made-up traffic shows what the
+mechanism can do, not what yours would win: train on your own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from spikeinfer.runtime.length_order import FEATURES, LengthOrder, LengthPolicy
+from spikeinfer.runtime.sampling import SamplingParams
+from spikeinfer.runtime.scheduler import SchedulingPolicy
+from spikeinfer.runtime.sequence import Request
+from spikeinfer.runtime.session import SessionLimits
+from spikeinfer.runtime.simulator import Arrival, Outcome, simulate
+from spikeinfer.runtime.step_cost import StepCost
+
+LOAD = 0.9
+SEATS = 8
+KINDS = {  # share, prompt tokens, output tokens (medians), distinct ids of the first 16
+    "chat": (0.4, 60, 60, 14),
+    "extraction": (0.2, 600, 10, 15),
+    "article": (0.2, 30, 300, 13),
+    "template": (0.2, 80, 20, 4),
+}
+SPREAD = 0.4  # of the logarithms
+HIDDEN = 16
+
+
+def parse() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, help="keep the model with all features here")
+    parser.add_argument("--cost", type=float, nargs=4, default=(0.0043, 0.0006, 0.0001, 5e-7))
+    parser.add_argument("--requests", type=int, default=400)
+    return parser.parse_args()
+
+
+def traffic(rate: float, count: int, seed: int) -> list[Arrival]:
+    """Poisson arrivals of all kinds."""
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1 / rate, count)).tolist()
+    names = rng.choice(list(KINDS), count, p=[kind[0] for kind in KINDS.values()]).tolist()
+    return [arrival(rng, time, *KINDS[name][1:]) for time, name in zip(times, names, strict=True)]
+
+
+def arrival(
+    rng: np.random.Generator, time: float, prompt: int, output: int, distinct: int
+) -> Arrival:
+    """One request of a kind; its first tokens are drawn from few ids or many."""
+    lengths = np.exp(rng.normal(np.log([prompt, output]), SPREAD)).astype(int) + 1
+    ids = rng.integers(1, 1 << 30, distinct)
+    tokens = rng.integers(1, 1 << 30, int(lengths[0]))
+    tokens[:16] = rng.choice(ids, 16)[: tokens.size]
+    return Arrival(time, tokens.tolist(), int(lengths[1]))
+
+
+def features(load: list[Arrival]) -> NDArray[np.float32]:
+    """As the runtime computes them, ``[N, 3]``; jitter is noise here, as in an even load."""
+    order, rng = LengthOrder(LengthPolicy()), np.random.default_rng(1)
+    rows = [order.features(Request(a.prompt, SamplingParams(), 1 << 20, (), None)) for a in load]
+    found = np.stack(rows)
+    found[:, 2] = rng.random(len(load))
+    return found
+
+
+def train(load: list[Arrival], used: list[int]) -> torch.nn.Sequential:
+    """A network that sees the `used` features only (the others' weights are 0)."""
+    torch.manual_seed(0)
+    x = torch.tensor(features(load))
+    mask = torch.zeros(len(FEATURES))
+    mask[used] = 1
+    y = torch.log(torch.tensor([float(a.output_tokens) for a in load]))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(len(FEATURES), HIDDEN), torch.nn.Tanh(), torch.nn.Linear(HIDDEN, 1)
+    )
+    optimizer = torch.optim.Adam(net.parameters(), 0.02)
+    for _ in range(1500):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(net(x * mask)[:, 0], y)
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        net[0].weight *= mask
+    return net
+
+
+def write(net: torch.nn.Sequential, path: Path) -> Path:
+    """As ONNX."""
+    first, last = net[0], net[2]
+    constants = {
+        "w1": first.weight.T, "b1": first.bias, "w2": last.weight[0], "b2": last.bias[0],
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("MatMul", ["features", "w1"], ["sum1"]),
+        helper.make_node("Add", ["sum1", "b1"], ["biased"]),
+        helper.make_node("Tanh", ["biased"], ["hidden"]),
+        helper.make_node("MatMul", ["hidden", "w2"], ["sum2"]),
+        helper.make_node("Add", ["sum2", "b2"], ["log_tokens"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "length",
+        [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["N", len(FEATURES)])],
+        [helper.make_tensor_value_info("log_tokens", TensorProto.FLOAT, ["N"])],
+        [
+            numpy_helper.from_array(np.ascontiguousarray(value.detach().numpy()), name)
+            for name, value in constants.items()
+        ],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return path
+
+
+def run(load: list[Arrival], cost: StepCost, lengths: LengthPolicy) -> Outcome:
+    """The load under this ordering."""
+    limits = SessionLimits(
+        vocab_size=1, max_num_tokens=2048, max_batch_size=SEATS, max_seq_len=8192,
+        num_blocks=4096, block_size=32,
+    )  # fmt: skip
+    # A model's first answer is slow on a busy machine; what is compared here is the order.
+    return simulate(load, limits, cost, SchedulingPolicy(lengths=lengths))
+
+
+def first_tokens(outcome: Outcome) -> NDArray[np.float64]:
+    """Times to first token, seconds."""
+    return np.array([completion.timings.tokens[0] for completion in outcome.completions])
+
+
+def main() -> None:
+    """Train, simulate, print."""
+    arguments = parse()
+    base, token, row, read = arguments.cost
+    cost = StepCost(base, token, row, read)
+    full = run(traffic(1000.0, arguments.requests, 2), cost, LengthPolicy())  # always full
+    rate = LOAD * arguments.requests / full.seconds
+    lesson, load = (traffic(rate, arguments.requests, seed) for seed in (3, 4))
+    plain = first_tokens(run(load, cost, LengthPolicy()))
+    print(f"{rate:.2f} requests/s, FCFS: TTFT mean {plain.mean():.2f} s, max {plain.max():.1f} s")
+    every = list(range(len(FEATURES)))
+    cases = {"all features": every}
+    cases |= {f"without {FEATURES[i]}": [j for j in every if j != i] for i in every}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, used in cases.items():
+            path = write(train(lesson, used), Path(folder) / "length.onnx")
+            policy = LengthPolicy(path, budget=1.0, most=0.2 * float(plain.max()))
+            found = first_tokens(run(load, cost, policy))
+            print(
+                f"{name}: TTFT mean {found.mean() / plain.mean():.2f}x, "
+                f"max {found.max() / plain.max():.2f}x",
+                flush=True,
+            )
+            if arguments.out and name == "all features":
+                arguments.out.write_bytes(path.read_bytes())
+
+
+if __name__ == "__main__":
+    main()
