@@ -27,6 +27,7 @@ import numpy as np
 from spikeinfer import SpikeEngine, kernels
 from spikeinfer.compiler.engine.directory import EngineDirectory
 from spikeinfer.runtime import loop as batch_loop
+from spikeinfer.runtime import turn as batch_turn
 from spikeinfer.runtime.sequence import Request
 
 STREAMS = ("Linear", "Qkv", "GatedMlp", "MoE", "Head")
@@ -108,7 +109,8 @@ def with_clocks(engine: SpikeEngine, clocks: Clocks, ops: OpClocks) -> SpikeEngi
     session.best = best
     loop: Any = batch_loop
     loop.step_inputs = clocks.around("lay out", loop.step_inputs)
-    loop.choose_best = clocks.around("sample", loop.choose_best)
+    turns: Any = batch_turn
+    turns.choose_best = clocks.around("sample", turns.choose_best)
     request: Any = Request
     request.accept = clocks.around("accept", request.accept)
     return engine
