@@ -36,14 +36,15 @@ class LengthPolicy:
             the natural logarithm of the output's tokens; None = first come, first served.
         every: seconds between two looks at new requests.
         budget: seconds the model may take; a slower answer is not used.
-        seconds_per_token: behind its submission a request ranks for each expected token.
+        seconds_per_token: behind its submission a request ranks for each token of its prompt and
+            of its expected output (short answers to long prompts are no short work).
         most: seconds behind at most, and as long as nothing is known.
     """
 
     model: str | Path | None = None
     every: float = 0.2
     budget: float = 0.02
-    seconds_per_token: float = 0.05
+    seconds_per_token: float = 0.01
     most: float = 10.0
 
 
@@ -94,7 +95,8 @@ class LengthOrder:
         if late or tokens.shape != (len(requests),) or not np.isfinite(tokens).all():
             self.refused += 1
             return [self.unknown] * len(requests)
-        back = np.minimum(tokens * self._policy.seconds_per_token, self._policy.most)
+        work = tokens + np.array([request.prompt_tokens for request in requests])
+        back = np.minimum(work * self._policy.seconds_per_token, self._policy.most)
         return [float(seconds) for seconds in back]
 
     def features(self, request: Request) -> NDArray[np.float32]:
