@@ -99,7 +99,8 @@ def typical(left: Candidates, mass: float) -> Candidates:
         return left
     surprises = left.surprises() * math.log(2)
     share = left.weights / left.weights.sum(dtype=np.float64)
-    entropy = float(np.sum(share * surprises, where=share > 0))
+    possible = share > 0  # those that underflowed have no part in it
+    entropy = float((share[possible] * surprises[possible]).sum())
     distance = np.abs(surprises - entropy)
     kept = _fewest(distance, share, mass, distance)
     return left.keep(distance <= distance[kept].max())

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"console"},
 }  # fmt: skip
 PACKAGES = ("compiler", "passes", "runtime", "kernels", "console")
-HEAVY = ("torch", "transformers", "onnx", "safetensors", "gguf")
+HEAVY = ("torch", "transformers", "onnx", "safetensors", "gguf", "llguidance")
 
 
 def sources() -> list[Path]:
