@@ -71,21 +71,30 @@ class StepCost:
 
 
 class CostModel:
-    """Fits `StepCost` to what is observed."""
+    """Fits `StepCost` to what is observed.
+
+    Args:
+        cost: to begin with; None = nothing is known.
+    """
 
     def __init__(self, cost: StepCost | None = None) -> None:
-        self.cost = cost
+        self._cost = cost
         self._samples = {mixed: deque[tuple[StepShape, float]](maxlen=SAMPLES) for mixed in (0, 1)}
         self._unused = 0
+
+    @property
+    def cost(self) -> StepCost | None:
+        """What is known by now. Fitted when asked for: most steps decode, and nobody asks then."""
+        due = FIRST_FIT if self._cost is None else REFIT_EVERY
+        if self._unused >= due:
+            self._unused = 0
+            self._cost = fit([*self._samples[0], *self._samples[1]])
+        return self._cost
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step that ran."""
         self._samples[shape.tokens > shape.rows].append((shape, seconds))
         self._unused += 1
-        due = FIRST_FIT if self.cost is None else REFIT_EVERY
-        if self._unused >= due:
-            self._unused = 0
-            self.cost = fit([*self._samples[0], *self._samples[1]])
 
 
 def fit(samples: Iterable[tuple[StepShape, float]]) -> StepCost:
