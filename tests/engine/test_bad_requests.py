@@ -80,7 +80,7 @@ def test_unexpected_errors_in_a_step_end_its_requests(
         raise ZeroDivisionError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr("spikeinfer.runtime.turn.choose_rows", broken)
+        patch.setattr("spikeinfer.runtime.turn.choose_best", broken)
         with pytest.raises(SpikeError, match=r"SPK616 .*planted"):
             list(engine.stream([7, 8], max_tokens=4))
     assert len(engine.complete([7, 8], max_tokens=4, ignore_eos=True).token_ids) == 4
