@@ -123,7 +123,7 @@ def _source(params: SamplingParams) -> str:
         if params.regex is not None:
             return str(library.LLMatcher.grammar_from_regex(params.regex))
         return str(library.grammar_from("grammar", params.grammar))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise _bad_grammar(str(error)) from error
 
 

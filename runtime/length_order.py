@@ -90,7 +90,11 @@ class LengthOrder:
         """Seconds behind their submission of these, at least one; `unknown` without an answer."""
         assert self._predict is not None  # `due`
         started = self._now()
-        tokens = np.exp(self._predict(np.stack([self.features(r) for r in requests])))
+        try:
+            answer = self._predict(np.stack([self.features(r) for r in requests]))
+            tokens = np.exp(np.asarray(answer, np.float32))
+        except (TypeError, ValueError):  # texts, maps: a model of something else
+            tokens = np.empty(0, np.float32)
         late = self._now() - started > self._policy.budget
         if late or tokens.shape != (len(requests),) or not np.isfinite(tokens).all():
             self.refused += 1

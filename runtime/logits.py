@@ -73,10 +73,11 @@ def candidates(
     if 0 < top_k < weights.size:
         kth = kth_largest(weights, top_k)
         floor, within = max(floor, float(kth)), weights[weights >= kth]
-    mass = float(within.sum(dtype=np.float64)) * top_p
+    whole = float(within.sum(dtype=np.float64))
+    mass = whole * top_p
     if top_p < 1.0:
         # Ids below this have less than 1 - top_p together, so the nucleus is full without them.
-        floor = max(floor, mass * (1 / top_p - 1) / within.size)
+        floor = max(floor, whole * (1 - top_p) / within.size)
     if floor <= 0.0:
         return Candidates(None, weights)
     ids = np.flatnonzero(weights >= np.float32(floor))

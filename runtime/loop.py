@@ -189,18 +189,33 @@ class BatchLoop:
         turns = [Turn(share) for share in plan]
         add_drafts(turns, self._budget, self._limits, self.pool)
         shape = turns_shape(turns)
-        try:
-            settle(turns, self._run(turns))
-        except Exception as error:  # whatever it was: a reader must never wait for ever
-            cause = f"{type(error).__name__}: {error}"
-            failure = error if isinstance(error, SpikeError) else step_failed(cause)
-            self._fail([share.request for share in plan], failure)
+        self._take_turns(turns)
         self._observe_first_tokens(turns)
         seconds = self._now() - started
         self.scheduler.costs.observe(shape, seconds)
         self.scheduler.lengths.observe(seconds)
         self._counters.count_step(shape, seconds)
         self.scheduler.forget_finished()
+
+    def _take_turns(self, turns: Sequence[Turn]) -> None:
+        """Run the step and give everybody what it found; whoever can't go on ends."""
+        ran = False
+        try:
+            found = self._run(turns)
+            ran = True
+            with np.errstate(all="ignore"):  # the caller's settings are not for everybody's step
+                settle(turns, found)
+        except Exception as error:  # whatever it was: a reader must never wait for ever
+            cause = f"{type(error).__name__}: {error}"
+            self._fail(turns, error if isinstance(error, SpikeError) else step_failed(cause))
+        except BaseException:  # an interrupt of the thread that runs everybody's step
+            if ran:  # who has drawn, advanced or been counted is unknown
+                self._fail(turns, step_failed("it was interrupted"))
+            else:  # the tokens are right, the cache may be half written: it is computed again
+                for turn in turns:
+                    self.scheduler.preempt(turn.request)
+            self.scheduler.forget_finished()
+            raise
 
     def _run(self, turns: Sequence[Turn]) -> NDArray[np.float32] | BestLogits:
         copies = [pair for turn in turns for pair in turn.copies]
@@ -219,10 +234,10 @@ class BatchLoop:
                 self._counters.count_prompt(turn.request)
                 self.scheduler.window.observe(clock.tokens[0] - clock.submitted)
 
-    def _fail(self, requests: list[Request], error: SpikeError) -> None:
+    def _fail(self, turns: Sequence[Turn], error: SpikeError) -> None:
         """A failed step leaves the cache of its sequences unknown: they all end."""
-        for request in requests:
-            request.finish("error", error)
+        for turn in turns:
+            turn.request.finish("error", error)
 
     def _require_open(self) -> None:
         if self.closed:

@@ -117,9 +117,16 @@ def _service(priority: object, salt: object) -> tuple[Qos, str]:
             f"priority={priority!r} is none.",
             f"Give one of {', '.join(QOS)}.",
         )
-    if not isinstance(salt, str):
+    if not isinstance(salt, str) or not _is_utf8(salt):
         raise SpikeError("SPK608", "cache_salt", f"cache_salt={salt!r} is no text.", "Give a str.")
     return priority, salt
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        return bool(text.encode()) or not text
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 def prompt_ids(

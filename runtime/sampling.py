@@ -47,8 +47,9 @@ class Sampler:
     ) -> None:
         self.params = params
         self.grammar = grammar
-        self.adjusts = params.penalises or bool(params.logit_bias) or grammar is not None
-        self.sharpness = 1 / params.temperature if params.temperature else math.inf
+        self._bias = dict(params.logit_bias or {})  # the caller's may change
+        self.adjusts = params.penalises or bool(self._bias) or grammar is not None
+        self.sharpness = _sharpness(params.temperature)
         self.filters = params.filters
         self._generated = TokenCounts()
         self._seen = TokenCounts(prompt if params.repetition_penalty != 1.0 else ())
@@ -76,7 +77,7 @@ class Sampler:
         penalise_repetition(row, self._seen.ids, params.repetition_penalty)
         presence, frequency = params.presence_penalty, params.frequency_penalty
         penalise_generated(row, generated.ids, generated.counts, presence, frequency)
-        for token, bias in (params.logit_bias or {}).items():
+        for token, bias in self._bias.items():
             row[token] += bias
         return row
 
@@ -113,6 +114,14 @@ class Sampler:
     def _random(self) -> np.random.Generator:
         """Made when first drawn from: greedy requests need none, and numpy.random loads slowly."""
         return np.random.Generator(np.random.PCG64(self.params.seed))
+
+
+def _sharpness(temperature: float) -> float:
+    """1 / temperature, inf for 0; float32 holds it, and a logit's product with it.
+
+    Within what float32 tells apart, sharper or flatter than these bounds changes nothing.
+    """
+    return min(max(1 / temperature, 1e-30), 1e30) if temperature else math.inf
 
 
 def choose_rows(rows: Rows, samplers: Sequence[Sampler]) -> list[Choice | SpikeError]:

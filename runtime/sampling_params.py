@@ -190,11 +190,14 @@ def _is_bias(bias: object) -> bool:
         return True
     if not isinstance(bias, Mapping) or not _is_list_of(bias.keys(), Integral):
         return False
-    return all(_is_a(value, Real) and value < math.inf for value in bias.values())
+    return all(_is_a(v, Real) and (v == -math.inf or _finite(v)) for v in bias.values())
 
 
 def _finite(value: float) -> bool:
-    return math.isfinite(value)
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond any float
+        return False
 
 
 def _require(holds: bool, name: str, params: SamplingParams, wanted: str) -> None:

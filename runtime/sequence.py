@@ -216,7 +216,7 @@ class Request:
         self.table, self.computed = table, table.committed
         self._known = len(self.tokens)
         if self.clock.started is None:
-            self.cached_tokens = self.computed
+            self.cached_tokens = min(self.computed, self.prompt_tokens)
         self.clock.start(now)
         self.ordered = True  # from now on its rank stays
 
@@ -231,7 +231,9 @@ class Request:
         """Pass over prompt tokens that somebody else has computed since it was let in."""
         if self.table is not None and self.reuses_prefix and self.computed == self.table.committed:
             known = self.table.adopt(self.tokens)
-            self.cached_tokens += 0 if self.preemptions else known - self.computed
+            if not self.preemptions:
+                found = min(known, self.prompt_tokens) - min(self.computed, self.prompt_tokens)
+                self.cached_tokens += found
             self.computed = known
 
     def advance(self, count: int) -> None:

@@ -82,12 +82,12 @@ ALWAYS = {
 WEIGHTS = {"model.layers.0.self_attn.o_proj.weight", "model.layers.1.self_attn.k_proj.weight"}
 """So small that f16 would store subnormal numbers."""
 VALUES = {
-    ("model.layers.0.self_attn.v_proj", "linear"),
+    ("model.layers.0.self_attn", "qkv"),
     ("model.layers.0.self_attn", "reshape"),
     ("model.layers.0.self_attn", "paged_attention"),
 }
 QUERIES = {
-    ("model.layers.1.self_attn.q_proj", "linear"),
+    ("model.layers.1.self_attn", "qkv"),
     ("model.layers.1.self_attn", "reshape"),
     ("model.layers.1.self_attn", "rope"),
 }
@@ -148,9 +148,9 @@ def test_inspect_shows_the_certificates_and_the_culprit(
     half(source, tmp_path / "engine", "float16", golden="off")
     inspect.show(tmp_path / "engine", "precision", Terminal())
     shown = capsys.readouterr().out
-    (row,) = (line for line in shown.splitlines() if "v_proj" in line and " f32 " in line)
+    (row,) = (line for line in shown.splitlines() if " qkv " in line and " f32 " in line)
     assert "observed, x4 exceeds 65504" in row
-    assert "model.layers.*.self_attn.v_proj" in row
+    assert "model.layers.*.self_attn" in row
     overflow(source, "float16", None, Terminal(json=True))
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (report["found"][0]["op"], report["found"][0]["scope"]) == (

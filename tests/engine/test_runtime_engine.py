@@ -492,7 +492,9 @@ def test_the_life_of_a_request_in_numbers() -> None:
     assert moments[-1] == pytest.approx(sum((moments[0], done.timings.decode)), abs=0.01)
 
 
-@pytest.mark.parametrize("option", [{"priority": "urgent"}, {"cache_salt": 7}])
+@pytest.mark.parametrize(
+    "option", [{"priority": "urgent"}, {"cache_salt": 7}, {"cache_salt": "\ud800"}]
+)
 def test_bad_options_of_service(option: dict[str, object]) -> None:
     engine, _ = open_toy()
     with pytest.raises(SpikeError, match=next(iter(option))) as caught:

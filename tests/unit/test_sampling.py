@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -279,3 +282,37 @@ def test_logprobs_are_the_models_own() -> None:
     assert (choice.token, choice.logprob.rank) == (2, 3)
     assert choice.logprob.logprob == pytest.approx(np.log(0.2), abs=1e-6)
     assert [token for token, _ in choice.logprob.top] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1e-39},
+        {"temperature": 1e-39, "top_k": 3},
+        {"temperature": 1e46, "logit_bias": {3: -math.inf}},
+        {"temperature": 1e46, "logit_bias": {3: -math.inf}, "max_entropy": 2.0},
+        {"temperature": 1.0, "top_p": 1e-310},
+    ],
+)
+def test_extreme_options_still_choose_a_token(options: dict[str, Any]) -> None:
+    row = np.array([0.0, 2.0, 1.0, 9.0, -3.0], np.float32)
+    chosen = choose_rows([row], [Sampler(SamplingParams(seed=0, **options), [1])])[0]
+    assert isinstance(chosen, Choice)
+    if options["temperature"] <= 1.0:
+        assert chosen.token == 3
+    else:
+        assert chosen.token != 3
+
+
+@pytest.mark.parametrize("name", ["temperature", "frequency_penalty", "logit_bias"])
+def test_whole_numbers_beyond_floats_are_out_of_range(name: str) -> None:
+    huge: Any = {3: 10**400} if name == "logit_bias" else 10**400
+    with pytest.raises(SpikeError, match=f"SPK608.*{name}"):
+        SamplingParams(**{name: huge})
+
+
+def test_a_bias_is_what_it_was_when_the_request_began() -> None:
+    bias = {1: 5.0}
+    sampler = Sampler(SamplingParams(logit_bias=bias), [1])
+    bias[10**6] = 1.0
+    assert choose_rows([np.zeros(4, np.float32)], [sampler])[0] == Choice(1)

@@ -246,3 +246,53 @@ def test_drafts_leave_the_distribution_as_it_is() -> None:
         statistic = ((found - expected)[common] ** 2 / expected[common]).sum()
         # 99.99% of a chi-square of 22 degrees of freedom; fewer are tested.
         assert statistic < 54
+
+
+class InterruptedSession(FakeSession):
+    """Ctrl-C arrives while its fourth step computes: the cache is written, nobody gets logits."""
+
+    def step(self, inputs: StepInputs) -> np.ndarray:
+        logits = super().step(inputs)
+        if len(self.steps) == 4:
+            raise KeyboardInterrupt
+        return logits
+
+
+def started(session: FakeSession, *prompts: list[int]) -> tuple[BatchLoop, list[Request]]:
+    loop = BatchLoop(session)
+    requests = [Request(p, SamplingParams(max_tokens=8), 64, (), None) for p in prompts]
+    for request in requests:
+        loop.add(request)
+    return loop, requests
+
+
+def test_an_interrupt_while_a_step_computes_costs_nobody_a_token() -> None:
+    prompts = [[1, 2, 3], [4, 5], [6]]
+    expected = [done.token_ids for done in run(FakeSession(), *prompts)]
+    loop, requests = started(InterruptedSession(), *prompts)
+    interrupts = 0
+    while not loop.idle:
+        try:
+            loop.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts == 1
+    assert [request.completion().token_ids for request in requests] == expected
+    assert loop.pool.owned == 0
+
+
+def test_an_interrupt_while_tokens_are_given_out_ends_the_requests_of_that_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    loop, requests = started(FakeSession(), [1, 2], [3])
+    loop.step()
+    with monkeypatch.context() as patch:
+        patch.setattr("spikeinfer.runtime.turn.choose_best", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.step()
+    assert loop.idle
+    assert [request.completion().finish_reason for request in requests] == ["error", "error"]
+    assert loop.pool.owned == 0
