@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
 
@@ -117,16 +117,9 @@ def _service(priority: object, salt: object) -> tuple[Qos, str]:
             f"priority={priority!r} is none.",
             f"Give one of {', '.join(QOS)}.",
         )
-    if not isinstance(salt, str) or not _is_utf8(salt):
+    if not _is_text(salt):
         raise SpikeError("SPK608", "cache_salt", f"cache_salt={salt!r} is no text.", "Give a str.")
     return priority, salt
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        return bool(text.encode()) or not text
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
 
 
 def prompt_ids(
@@ -144,11 +137,20 @@ def prompt_ids(
 
 def checked_text(text: str) -> str:
     """The text, if it is one that UTF-8 can hold; SpikeError SPK607 otherwise."""
-    try:
-        text.encode()
-    except (UnicodeEncodeError, AttributeError):
-        raise _no_prompt(text) from None
+    if not _is_text(text):
+        raise _no_prompt(text)
     return text
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether it is a str without halves of surrogate pairs, which UTF-8 can't hold."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def require_count(name: str, value: object) -> None:
