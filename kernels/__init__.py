@@ -1,6 +1,7 @@
 """Storage formats and CPU kernels: quantise, pack, and multiply by packed weights.
 
-Formats: ``f32 f16 bf16`` and GGUF's ``q8_0 q5_0 q5_1 q4_0 q4_1 q2_k q3_k q4_k q5_k q6_k``.
+Formats: ``f32 f16 bf16``, GGUF's ``q8_0 q5_0 q5_1 q4_0 q4_1 q2_k q3_k q4_k q5_k q6_k``, and
+``int4_sym`` for TensorRT: q4_0's blocks with a scale above zero.
 A matrix [N, K] exists as
 
 - *logical rows*: uint8 [N, row_bytes], byte for byte what a GGUF file holds;
@@ -53,9 +54,10 @@ __all__ = [
 Format = Literal[
     "f32", "f16", "bf16",
     "q8_0", "q5_0", "q5_1", "q4_0", "q4_1",
-    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "int4_sym",
 ]  # fmt: skip
-FORMATS: tuple[Format, ...] = get_args(Format)
+FORMATS: tuple[Format, ...] = tuple(name for name in get_args(Format) if name != "int4_sym")
+"""The formats of engines for the CPU, all of which GGUF has; int4_sym is TensorRT's."""
 Activation = Literal["silu", "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu2"]
 
 
@@ -389,8 +391,8 @@ def _require_stored(bad: tuple[int, int, float] | None, fmt: Format) -> None:
 
 
 def _check_k(fmt: Format, k: int) -> None:
-    if fmt not in FORMATS:
-        raise ValueError(f"unknown storage format {fmt!r}: one of {', '.join(FORMATS)}")
+    if fmt not in get_args(Format):
+        raise ValueError(f"unknown storage format {fmt!r}: one of {', '.join(get_args(Format))}")
     multiple = _kernels.row_multiple(fmt)
     if k <= 0 or k % multiple:
         raise ValueError(f"{fmt} needs rows that are a positive multiple of {multiple}, not {k}")

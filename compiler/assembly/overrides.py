@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from ...errors import ExitCode, SpikeError
 from ...kernels import FORMATS
 from ..quantize import Given, Role
+from ..quantize.int4 import INT4_SYM
 from ..quantize.policy import SHORT, fitting
 from ..quantize.roles import UNQUANTIZED
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:  # the command line reads recipes without torch
     from ..ir import Constant
 
 CONDITIONS = ("match", "role", "layers")
-KNOWN = (*FORMATS, *SHORT)
+KNOWN = (*FORMATS, INT4_SYM, *SHORT)
 ROLES = tuple(role.value for role in Role)
 
 

@@ -72,6 +72,7 @@ THRESHOLDS: dict[str, Thresholds] = {
     "q4_k_s": Thresholds(0.25, 1.8, None, 0.70, None, 1.30, None, 2.0),
     "q3_k_m": Thresholds(0.35, 1.5, None, 0.50, None, 1.35, None, 2.0),
     "q4_0": Thresholds(0.9, 5.0, None, 0.40, None, 1.80, None, 2.0),
+    "int4_sym": Thresholds(0.9, 5.0, None, 0.40, None, 1.80, None, 2.0),
     "q2_k": Thresholds(1.4, 5.0, None, 0.30, None, 3.0, None, 2.0),
     # Formats chosen by a budget: it states the mean KL, the others only tell an engine from noise.
     "mixed": Thresholds(3.0, 9.0, None, 0.20, None, 9.0, None, 2.0),

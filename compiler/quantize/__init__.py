@@ -4,6 +4,7 @@ names.py    quantisation names      roles.py   what a tensor is for
 policy.py   the rules, as a table   plan.py    the rules applied to a whole model
 store.py    quantise and pack, streaming    error.py   how far that is from the source
 ready.py    blocks that exist       feedback.py  error feedback, given what the inputs are
+int4.py     int4_sym as TensorRT reads it
 """
 
 from __future__ import annotations

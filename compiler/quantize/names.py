@@ -23,6 +23,7 @@ class Quantization(StrEnum):
     Q5_K_M = "q5_k_m"
     Q6_K = "q6_k"
     Q8_0 = "q8_0"
+    INT4_SYM = "int4_sym"
     F16 = "f16"
     BF16 = "bf16"
     F32 = "f32"

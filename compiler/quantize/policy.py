@@ -1,4 +1,4 @@
-"""Which format each tensor is stored in: llama.cpp's mixes, as one table of rules.
+"""Which format each tensor is stored in: llama.cpp's mixes and TensorRT's, as one table of rules.
 
 Source: `llama_tensor_get_type_impl` and `tensor_type_fallback` in llama.cpp's src/llama-quant.cpp
 (as shipped in llama-cpp-python 0.3.36), so that quality and size can be compared tensor by tensor.
@@ -15,7 +15,8 @@ from .roles import UNQUANTIZED, VALUE_LIKE, Role
 
 BLOCK = {"f32": 1, "f16": 1, "bf16": 1,
          "q8_0": 32, "q5_0": 32, "q5_1": 32, "q4_0": 32, "q4_1": 32,
-         "q2_k": 256, "q3_k": 256, "q4_k": 256, "q5_k": 256, "q6_k": 256}  # fmt: skip
+         "q2_k": 256, "q3_k": 256, "q4_k": 256, "q5_k": 256, "q6_k": 256,
+         "int4_sym": 32}  # fmt: skip
 """Elements per block; K must be a multiple."""
 
 SMALLER_BLOCK = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
@@ -135,6 +136,11 @@ _Q2_K = (
     Rule("ffn_down", "q3_k", lambda c: c.role == Role.FFN_DOWN),
     Rule("attention output", "q3_k", lambda c: c.role == Role.ATTN_OUTPUT),
 )  # fmt: skip
+# A gather can't read int4, and TensorRT-LLM's 4-bit modes leave the head alone, too.
+_INT4_SYM = (
+    Rule("embedding", "f16", lambda c: c.role == Role.TOKEN_EMBD),
+    Rule("output head", "f16", lambda c: c.is_output),
+)
 _SMALL = _OUTPUT + _EIGHT_EXPERTS + _OUTPUT_OF_EIGHT
 
 
@@ -158,6 +164,7 @@ MIXES: dict[Quantization, tuple[str, tuple[Rule, ...]]] = {
     Quantization.Q5_K_M: ("q5_k", _OUTPUT + _EIGHT_EXPERTS + _MORE_BITS),
     Quantization.Q6_K: ("q6_k", _OUTPUT + _EIGHT_EXPERTS),
     Quantization.Q8_0: ("q8_0", ()),
+    Quantization.INT4_SYM: ("int4_sym", _INT4_SYM),
     Quantization.F16: ("f16", ()),
     Quantization.BF16: ("bf16", ()),
     Quantization.F32: ("f32", ()),

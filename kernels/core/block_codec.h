@@ -241,6 +241,7 @@ void with_block(Format format, Body&& body) {
     case Format::q4_k: return body(BlockQ4K{});
     case Format::q5_k: return body(BlockQ5K{});
     case Format::q6_k: return body(BlockQ6K{});
+    case Format::int4_sym: return body(BlockInt4Sym{});
     case Format::f32:
     case Format::f16:
     case Format::bf16: return;

@@ -117,6 +117,28 @@ SPIKE_EVERY_TIER void weighted(const float* x, const float* w, int elements, Blo
   quantize_weighted(x, w, elements, b);
 }
 
+/// int4_sym: the positive scale that fits best, and the codes nearest to it as it is stored.
+SPIKE_EVERY_TIER void quantize_positive(const float* x, const float* weight, int elements,
+                                        BlockInt4Sym* b) {
+  Lanes columns[32], weights[32], codes[32];
+  load_columns(x, elements, columns);
+  if (weight != nullptr)
+    load_columns(weight, elements, weights);
+  else
+    for (Lanes& w : weights) w = Lanes{} + 1;
+  Lanes scale = fit_positive<-BlockInt4Sym::kLowest>(columns, weights);
+  const int blocks = elements / 32;
+  for (int i = 0; i < kLanes; ++i) {
+    const uint16_t half = positive_half(scale[i]);
+    if (i < blocks) b[i].d = half;
+    scale[i] = f16_to_f32(half);
+  }
+  for (int i = 0; i < 32; ++i)
+    codes[i] = clamp<Lanes>(nearest<Lanes>(columns[i] / scale), BlockInt4Sym::kLowest,
+                            BlockInt4Sym::kHighest);
+  set_lanes(codes, blocks, b);
+}
+
 template <class B>
 void search_either(const float* x, const float* weight, int elements, B* b) {
   if (weight == nullptr)
@@ -142,6 +164,9 @@ void search_blocks(const float* x, const float* weight, int elements, BlockQ4_0*
 }
 void search_blocks(const float* x, const float* weight, int elements, BlockQ4_1* b) {
   search_either(x, weight, elements, b);
+}
+void search_blocks(const float* x, const float* weight, int elements, BlockInt4Sym* b) {
+  quantize_positive(x, weight, elements, b);
 }
 
 }  // namespace spike

@@ -16,6 +16,7 @@ void search_blocks(const float* x, const float* weight, int elements, BlockQ5_0*
 void search_blocks(const float* x, const float* weight, int elements, BlockQ5_1* b);
 void search_blocks(const float* x, const float* weight, int elements, BlockQ4_0* b);
 void search_blocks(const float* x, const float* weight, int elements, BlockQ4_1* b);
+void search_blocks(const float* x, const float* weight, int elements, BlockInt4Sym* b);
 void search_blocks(const float* x, const float* weight, int elements, BlockQ2K* b);
 void search_blocks(const float* x, const float* weight, int elements, BlockQ3K* b);
 void search_blocks(const float* x, const float* weight, int elements, BlockQ4K* b);

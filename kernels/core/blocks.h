@@ -11,6 +11,7 @@
 //   q4_k 256 values: x = d * scale * q - dmin * min q in 0..15, per 32 a 6-bit scale and min
 //   q5_k 256 values: x = d * scale * q - dmin * min q in 0..31, likewise
 //   q6_k 256 values: x = d * scale * (q - 32)       q in 0..63, per 16 an 8-bit signed scale
+//   int4_sym, 32 values, not of GGUF: q4_0 with d > 0 always, as TensorRT asks for
 //
 // Every block has kElements values; kSub consecutive ones share a scale and a min. Codes are
 // counted from the offset, so that x = scale * code - min for kLowest <= code <= kHighest.
@@ -45,6 +46,12 @@ struct BlockQ4_0 {
   static constexpr int kElements = 32, kSub = 32, kLowest = -8, kHighest = 7;
   uint16_t d;
   uint8_t nibbles[16];  ///< as in q5_0
+};
+
+struct BlockInt4Sym {
+  static constexpr int kElements = 32, kSub = 32, kLowest = -8, kHighest = 7;
+  uint16_t d;           ///< above zero
+  uint8_t nibbles[16];  ///< as in q4_0
 };
 
 struct BlockQ4_1 {
@@ -99,6 +106,7 @@ static_assert(sizeof(BlockQ8_0) == 34);
 static_assert(sizeof(BlockQ5_0) == 22);
 static_assert(sizeof(BlockQ5_1) == 24);
 static_assert(sizeof(BlockQ4_0) == 18);
+static_assert(sizeof(BlockInt4Sym) == 18);
 static_assert(sizeof(BlockQ4_1) == 20);
 static_assert(sizeof(BlockQ2K) == 84);
 static_assert(sizeof(BlockQ3K) == 110);

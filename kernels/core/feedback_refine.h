@@ -67,6 +67,7 @@ inline void refine_scales(Refinement& part, LaneGrid& grid, int s, const Rows* c
       round_to_half(wanted);
     else
       wanted = clamp<Rows>(nearest<Rows>(wanted), is_min ? 0 : shape.least, shape.most);
+    if (shape.positive) wanted = wanted > 0 ? wanted : number;
     part.change(slope, best, curvature, number, wanted);
   }
 }

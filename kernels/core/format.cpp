@@ -37,6 +37,7 @@ constexpr Traits kTraits[] = {
     block<BlockQ4K>(Format::q4_k, "q4_k"),
     block<BlockQ5K>(Format::q5_k, "q5_k"),
     block<BlockQ6K>(Format::q6_k, "q6_k"),
+    block<BlockInt4Sym>(Format::int4_sym, "int4_sym"),
 };
 
 const Traits& traits(Format format) { return kTraits[static_cast<int>(format)]; }

@@ -10,7 +10,7 @@
 namespace spike {
 
 enum class Format {
-  f32, f16, bf16, q8_0, q5_0, q5_1, q4_0, q4_1, q2_k, q3_k, q4_k, q5_k, q6_k
+  f32, f16, bf16, q8_0, q5_0, q5_1, q4_0, q4_1, q2_k, q3_k, q4_k, q5_k, q6_k, int4_sym
 };
 
 /// Rows interleaved in one packed tile: one per 32-bit lane of a 64-byte line.

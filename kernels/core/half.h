@@ -42,6 +42,13 @@ inline uint16_t f32_to_f16(float f) {
   return sign | static_cast<uint16_t>((rounded - 0x38000000u) >> 13);
 }
 
+/// A scale as an fp16 above zero, kept finite; that of a block of zeros may be anything, and is 1.
+inline uint16_t positive_half(float scale) {
+  if (!(scale > 0)) return f32_to_f16(1);
+  const uint16_t h = f32_to_f16(scale < 65504 ? scale : 65504);
+  return h > 0 ? h : 1;
+}
+
 /// An fp16 at an address that need not be aligned.
 inline float load_half(const uint8_t* p) {
   uint16_t h;

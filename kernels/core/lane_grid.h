@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "core/block_codec.h"
 #include "core/lanes.h"
@@ -23,13 +24,15 @@ struct GridShape {
   float lowest, highest;   ///< codes
   float least, most;       ///< stored scales; a stored min is 0..most
   bool has_min;
+  bool positive;           ///< the scale is above zero
   int subs() const { return elements / sub; }
   bool is_super() const { return subs() > 1; }
 };
 
 template <class B>
 constexpr GridShape shape_with(float least, float most, bool has_min) {
-  return {B::kElements, B::kSub, B::kLowest, B::kHighest, least, most, has_min};
+  constexpr bool positive = std::is_same_v<B, BlockInt4Sym>;
+  return {B::kElements, B::kSub, B::kLowest, B::kHighest, least, most, has_min, positive};
 }
 template <class B>
 constexpr GridShape kShape = shape_with<B>(1, 1, requires(B b) { b.m; });
@@ -97,7 +100,11 @@ inline Affine fit_sub(const GridShape& shape, const Rows* x, const float* weight
     extreme = magnitude<Rows>(x[i]) > magnitude<Rows>(extreme) ? x[i] : extreme;
   }
   // A scale without min takes the sign that lets the extreme value have the lowest code.
-  const Rows span = shape.has_min ? (high - low) / shape.highest : extreme / shape.lowest;
+  Rows span = shape.has_min ? (high - low) / shape.highest : extreme / shape.lowest;
+  if (shape.positive) {
+    const Rows from_low = low / shape.lowest, from_high = high / shape.highest;
+    span = from_low > from_high ? from_low : from_high;
+  }
   const Rows min = shape.has_min ? -low : Rows{};
   Affine best{};
   Rows least{};
@@ -162,6 +169,10 @@ void set_scales(B& b, const LaneGrid& grid, int lane) {
     b.dmin = f32_to_f16(grid.dmin[lane]);
     set_six_bits(b.scales, scale, min);
   }
+}
+template <>
+void set_scales(BlockInt4Sym& b, const LaneGrid& grid, int lane) {
+  b.d = positive_half(grid.d[lane]);
 }
 template <>
 void set_scales(BlockQ2K& b, const LaneGrid& grid, int lane) {

@@ -360,6 +360,7 @@ void dot_rows(const Matrix& w, const Input& input, int64_t group, int64_t groups
     case Format::q5_1:
       return dot_blocks<V, SourceQ5_1<V>>(w, input, group, groups, token, tokens, out);
     case Format::q4_0:
+    case Format::int4_sym:
       return dot_blocks<V, SourceQ4_0<V>>(w, input, group, groups, token, tokens, out);
     case Format::q4_1:
       return dot_blocks<V, SourceQ4_1<V>>(w, input, group, groups, token, tokens, out);

@@ -122,6 +122,7 @@ float largest_value(Format format) {
     case Format::q5_1:
     case Format::q4_1: return kLargestHalf;         // m = the smallest value
     case Format::q4_0: return kLargestHalf * 8;     // d = largest / 8
+    case Format::int4_sym: return kLargestHalf * 7;
     case Format::q2_k: return kLargestHalf * 14;    // dmin = min / 15; the fit may exceed the data
     case Format::q3_k: return kLargestHalf * 64;    // d about largest / 128, and room for the fit
     case Format::q5_k:

@@ -139,6 +139,34 @@ void fit_symmetric(const T (&x)[L], const T (&weight)[L], SymmetricFit<L, T>& fi
   empty_if_tiny<kHalf>(extreme, fit);
 }
 
+// Weighted least squares for a scale above zero: codes -kHalf .. kHalf - 1, candidate steps around
+// the smallest one that reaches both ends of the group; zero for a group of zeros.
+template <int kHalf, int L, class T>
+T fit_positive(const T (&x)[L], const T (&weight)[L]) {
+  T low{}, high{};
+  for (int i = 0; i < L; ++i) {
+    low = x[i] < low ? x[i] : low;
+    high = x[i] > high ? x[i] : high;
+  }
+  const T from_low = -low / static_cast<float>(kHalf), from_high = high / (kHalf - 1.f);
+  const T span = from_low > from_high ? from_low : from_high;
+  T scale = span, best{};
+  for (int step = 0; step < 20; ++step) {  // 1, 0.97, ... 0.43
+    const T inverse = 1 / (span * (1 - 0.03f * static_cast<float>(step)));
+    T sum_xl{}, sum_l2{};
+    for (int i = 0; i < L; ++i) {
+      const T code = clamp<T>(nearest<T>(inverse * x[i]), -kHalf, kHalf - 1);
+      sum_xl += weight[i] * x[i] * code;
+      sum_l2 += weight[i] * code * code;
+    }
+    // The error is sum w x^2 - sum_xl^2 / sum_l2, and each x * code is at least zero.
+    const auto better = (sum_l2 > 0) & (sum_xl * sum_xl > best * sum_l2);
+    scale = better ? sum_xl / sum_l2 : scale;
+    best = better ? sum_xl * sum_xl / sum_l2 : best;
+  }
+  return span > kTiny ? scale : T{};
+}
+
 // From the plain grid, moves one code at a time as long as the least squares weighted by x^2
 // improve, for at most five rounds.
 template <int kHalf, int L, class T>

@@ -16,6 +16,7 @@ template <> struct TileOf<BlockQ8_0> { using Type = TileQ8_0; };
 template <> struct TileOf<BlockQ5_0> { using Type = TileQ5_0; };
 template <> struct TileOf<BlockQ5_1> { using Type = TileQ5_1; };
 template <> struct TileOf<BlockQ4_0> { using Type = TileQ4_0; };
+template <> struct TileOf<BlockInt4Sym> { using Type = TileQ4_0; };
 template <> struct TileOf<BlockQ4_1> { using Type = TileQ4_1; };
 template <> struct TileOf<BlockQ2K> { using Type = TileQ2K; };
 template <> struct TileOf<BlockQ3K> { using Type = TileQ3K; };
