@@ -22,6 +22,7 @@ from .grammar import Grammars
 from .kv_pool import session_limits
 from .session import Session
 from .streaming_session import StreamingSession
+from .tensorrt_session import TensorRtSession, linear_limits
 from .text_codec import TextCodec, read_json
 from .threads import default_threads
 
@@ -181,6 +182,9 @@ def _open_session(
 ) -> Session:
     config = directory.config
     max_seq_len = effective_seq_len(config.build_config.max_seq_len, options.max_seq_len)
+    if config.spike.abi == "linear":
+        on_gpu = linear_limits(config, max_seq_len, options.kv_cache_memory)
+        return TensorRtSession(directory.model_path, config, on_gpu)
     limits = session_limits(config, max_seq_len, options.kv_cache_memory)
     kind = StreamingSession if config.spike.abi == "streaming" else FunctionalSession
     threads = options.threads or default_threads()

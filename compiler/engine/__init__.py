@@ -16,6 +16,7 @@ from __future__ import annotations
 from .config import (
     FORMAT_VERSION,
     PAGE,
+    AliasSpec,
     BuildConfig,
     EngineConfig,
     FixedStateSpec,
@@ -23,9 +24,11 @@ from .config import (
     PassEntry,
     PrecisionEntry,
     PretrainedConfig,
+    ProfileSpec,
     QuantizationConfig,
     SpikeConfig,
     StateSpec,
+    TensorRtSpec,
     WeightSpec,
 )
 from .directory import EngineDirectory
@@ -38,6 +41,7 @@ from .writer import EngineWriter
 __all__ = [
     "FORMAT_VERSION",
     "PAGE",
+    "AliasSpec",
     "BuildConfig",
     "EngineConfig",
     "EngineDirectory",
@@ -52,11 +56,13 @@ __all__ = [
     "PassEntry",
     "PrecisionEntry",
     "PretrainedConfig",
+    "ProfileSpec",
     "PromptEvidence",
     "Provenance",
     "QuantizationConfig",
     "SpikeConfig",
     "StateSpec",
+    "TensorRtSpec",
     "WeightSpec",
     "WeightsWriter",
 ]

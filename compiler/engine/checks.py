@@ -228,6 +228,7 @@ def _read_config(path: Path, fd: int, manifest: Manifest) -> EngineConfig:
         )
     config = _decoded(path, names.CONFIG, lambda: _engine_config(parse(text)))
     _decoded(path, names.CONFIG, lambda: _check_weights(config, manifest))
+    _decoded(path, names.CONFIG, lambda: _check_linear(config))
     return config
 
 
@@ -244,6 +245,23 @@ def _check_weights(config: EngineConfig, manifest: Manifest) -> None:
         raise SchemaError(f"{weights[-1].name} ends at byte {end} of {size} in {names.WEIGHTS}")
     if {w.name for w in weights} != manifest.tensors.keys():
         raise SchemaError("its weights are not those that manifest.json has hashes of")
+
+
+def _check_linear(config: EngineConfig) -> None:
+    """A TensorRT engine, and no other, says what it was built for; its caches are its states."""
+    spike, spec = config.spike, config.spike.tensorrt
+    if (spec is not None) != (spike.abi == "linear"):
+        raise SchemaError("the linear interface and the field tensorrt go together")
+    if spec is None:
+        return
+    if [p.name for p in spec.profiles] != ["prefill", "decode"]:
+        raise SchemaError("its profiles are not prefill and decode")
+    if [pair.state for pair in spec.aliases] != [state.name for state in spike.states]:
+        raise SchemaError("its aliased pairs are not its states")
+    if any(len(sizes) != 3 for p in spec.profiles for sizes in (p.batches, p.steps, p.logit_rows)):
+        raise SchemaError("a profile states least, typical and most of each size")
+    if spec.capacity <= config.build_config.max_seq_len:
+        raise SchemaError("its caches have no place for max_seq_len tokens and a scratch one")
 
 
 def _decoded(path: Path, name: str, read: Callable[[], T]) -> T:

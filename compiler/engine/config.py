@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of the whole directory layout; any change that an older reader misreads raises it."""
 
 PAGE = 4096
@@ -66,7 +66,8 @@ class BuildConfig:
 @dataclass(frozen=True)
 class StateSpec:
     """A buffer kept across steps: one pool ``[blocks, tokens_per_block, kv_heads, row_bytes]`` u8
-    in the streaming ABI, ``[batch, kv_heads, past, head_dim]`` f32 in the functional one."""
+    in the streaming ABI, ``[batch, kv_heads, past, head_dim]`` f32 in the functional one,
+    ``[batch, kv_heads, capacity, head_dim]`` of `format` in the linear one."""
 
     name: str
     input: str
@@ -103,6 +104,57 @@ class WeightSpec:
     bytes: int
     role: str
     parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProfileSpec:
+    """Sizes one execution context takes, each as least, typical and most.
+
+    Args:
+        name: ``prefill`` or ``decode``.
+        batches: sequences (B).
+        steps: tokens of each (S).
+        logit_rows: tokens of each whose logits are wanted (R).
+    """
+
+    name: str
+    batches: tuple[int, ...]
+    steps: tuple[int, ...]
+    logit_rows: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AliasSpec:
+    """A cache of the linear ABI: the input and the output that share one address."""
+
+    state: str
+    input: str
+    output: str
+
+
+@dataclass(frozen=True)
+class TensorRtSpec:
+    """What a TensorRT engine was built by and for.
+
+    Args:
+        version: of tensorrt_rtx, which alone reads rank0.engine.
+        sms: GPU architectures that it has code for.
+        dtype: element type of activations and caches.
+        capacity: tokens of one sequence's cache row; the last one is scratch.
+        profiles: in the engine's order.
+        aliases: in the order of `SpikeConfig.states`.
+        weight_streaming: whether weights may stay in the machine's memory.
+        bytes: by what takes them: ``weights``, ``kv cache``, and ``activations`` per profile.
+    """
+
+    version: str
+    sms: tuple[str, ...]
+    dtype: Literal["f16", "bf16"]
+    capacity: int
+    profiles: tuple[ProfileSpec, ...]
+    aliases: tuple[AliasSpec, ...]
+    weight_streaming: bool = False
+    bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -147,7 +199,7 @@ class PassEntry:
 class SpikeConfig:
     """What the runtime binds and what the report shows. `report` is free-form JSON."""
 
-    abi: Literal["streaming", "functional"]
+    abi: Literal["streaming", "functional", "linear"]
     backend: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -157,6 +209,7 @@ class SpikeConfig:
     precision: tuple[PrecisionEntry, ...] = ()
     passes: tuple[PassEntry, ...] = ()
     report: Mapping[str, object] = field(default_factory=dict)
+    tensorrt: TensorRtSpec | None = None
     format_version: int = FORMAT_VERSION
 
 

@@ -52,6 +52,9 @@ class Evidence:
         set_hash: sha256 of the golden set, empty for ``off``.
         reference: how the reference was made: versions, dtype, model hash.
         reason: why the gate was off or what failed.
+        executed: what ran to be measured, where it wasn't the engine itself.
+        validated_on_gpu: whether the engine's own kernels have run and been compared; None for an
+            engine that runs on CPUs.
     """
 
     status: Literal["passed", "failed", "off"]
@@ -61,3 +64,5 @@ class Evidence:
     measurements: tuple[Measurement, ...] = ()
     prompts: tuple[PromptEvidence, ...] = ()
     reason: str = ""
+    executed: str = ""
+    validated_on_gpu: bool | None = None

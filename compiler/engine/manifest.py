@@ -18,6 +18,8 @@ REPORT = "report.html"
 PARETO = "pareto.json"
 MODEL = "rank0.engine"
 WEIGHTS = "rank0.weights"
+NETWORK = "network.json"
+DEVICE_CHECK = "device-check.yaml"
 
 FORMAT: Final = "spikeinfer-engine"
 
@@ -42,12 +44,14 @@ class Provenance:
         recipe: every option of the build, after defaults and flags. No paths, no times.
         versions: package name to version, for everything that shapes the bytes.
         required_cpu_features: flags as /proc/cpuinfo spells them; empty runs on every CPU.
+        not_reproducible: files whose bytes differ between builds of the same inputs.
     """
 
     source_hash: str
     recipe: Mapping[str, object] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     required_cpu_features: tuple[str, ...] = ()
+    not_reproducible: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
