@@ -11,10 +11,11 @@ Nothing here imports tensorrt_rtx before an engine is built or checked.
 
 from __future__ import annotations
 
-from .build import build_engine
+from .build import BuiltEngine, build_engine, installed_version
 from .check import Finding, check_network
-from .constants import Constants, Int4Matrix
-from .plan import NetworkPlan, plan_network
+from .constants import INT4_BLOCK, INT4_FORMAT, Constants, Int4Matrix
+from .plan import NetworkPlan
+from .planner import plan_network
 from .target import Profile, Target, have_gpu
 
 __all__ = [

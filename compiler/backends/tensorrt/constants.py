@@ -1,14 +1,26 @@
-"""What a network holds of a constant: values rounded to its element type, or int4 blocks."""
+"""What a network holds of a constant: values rounded to its element type, or int4 blocks.
+
+The one place that rounds: the emitted bytes, the checker's expectation and the gate's emulation
+must be the same numbers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ....errors import ExitCode, SpikeError
+
+if TYPE_CHECKING:
+    from .plan import Stored
+
+INT4_FORMAT = "int4_sym"
 INT4_BLOCK = 32
+_NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "bool": np.bool_}
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,101 @@ class Int4Matrix:
         """[N, K]."""
         return self.packed.shape[0], 2 * self.packed.shape[1]
 
+    def values(self) -> npt.NDArray[np.float32]:
+        """f32 [N, K], as the dequantise layer computes them."""
+        return dequantised(self.packed, self.scales.astype(np.float32))
 
-Constants = Callable[[str], npt.NDArray[np.generic] | Int4Matrix]
-"""The values of a graph's constant by its name: float32 or float16 in the constant's own shape, or
-int4 blocks where its format says so."""
+
+Constants = Callable[[str], "npt.NDArray[Any] | Int4Matrix"]
+"""The values of a graph's constant by its name: floats in the constant's own shape, or int4 blocks
+where its format says so."""
+
+
+def dequantised(
+    packed: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """packed uint8 [..., K / 2] and scales [..., K / block] to f32 [..., K]."""
+    nibbles = np.stack((packed & 15, packed >> 4), -1).reshape(*packed.shape[:-1], -1)
+    signed = (nibbles.astype(np.int8) ^ 8) - 8
+    block = signed.shape[-1] // scales.shape[-1]
+    return signed.astype(np.float32) * np.repeat(scales, block, -1)
+
+
+def rounded(values: npt.NDArray[Any], dtype: str, name: str = "") -> npt.NDArray[Any]:
+    """Values as stored in an element type: to nearest even; bf16 as the uint16 of its bits.
+
+    Raises SpikeError SPK531 if a value is not finite, or is finite but not in f16.
+    """
+    if not np.issubdtype(values.dtype, np.floating):
+        return np.ascontiguousarray(values, _NUMPY[dtype])
+    exact = np.ascontiguousarray(values, np.float32)
+    with np.errstate(over="ignore"):
+        kept = _bf16(exact) if dtype == "bf16" else exact.astype(_NUMPY[dtype])
+    infinite = 0x7F80 <= (kept & 0x7FFF) if dtype == "bf16" else ~np.isfinite(kept)
+    if bool(np.any(infinite)):
+        largest = float(np.max(np.abs(np.where(np.isnan(exact), np.inf, exact))))
+        raise SpikeError(
+            "SPK531",
+            "TensorRT",
+            f"{name or 'a constant'} holds {largest:g}, which {dtype} does not.",
+            "Build with --dtype bfloat16, whose range is that of float32.",
+            ExitCode.UNSUPPORTED,
+        )
+    return kept
+
+
+def _bf16(exact: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    bits = exact.view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+
+
+def widened(kept: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    """What stored values mean: f32 for floats, integers as they are."""
+    if dtype == "bf16":
+        return (kept.astype(np.uint32) << 16).view(np.float32)
+    return kept.astype(np.float32) if dtype in ("f16", "f32") else kept
+
+
+def stored_array(stored: Stored, constants: Constants) -> npt.NDArray[Any]:
+    """The bytes of a network constant as an array; int4 values stay packed uint8.
+
+    Raises SpikeError SPK531 if they can't be stored so.
+    """
+    tensor = stored.tensor
+    if not stored.source:
+        return _literal(stored)
+    values = constants(stored.source)
+    if isinstance(values, Int4Matrix):
+        _check_blocks(values, stored.source)
+        if tensor.dtype == "int4":
+            return np.ascontiguousarray(values.packed)
+        return rounded(values.scales.astype(np.float32), tensor.dtype, stored.source)
+    return rounded(values, tensor.dtype, stored.source)
+
+
+def stored_bytes(stored: Stored, constants: Constants) -> bytes:
+    """The bytes of a network constant."""
+    return stored_array(stored, constants).tobytes()
+
+
+def _literal(stored: Stored) -> npt.NDArray[Any]:
+    dtype, shape = stored.tensor.dtype, tuple(d for d in stored.tensor.shape if isinstance(d, int))
+    if stored.literal == "range":
+        return np.arange(shape[-1], dtype=np.int32).reshape(shape)
+    values = np.array(stored.literal, np.int32 if dtype == "i32" else np.float32)
+    return rounded(values.reshape(shape), dtype)
+
+
+def _check_blocks(matrix: Int4Matrix, name: str) -> None:
+    k = matrix.shape[1]
+    blocks = matrix.scales.shape
+    if k % INT4_BLOCK or blocks != (matrix.shape[0], k // INT4_BLOCK):
+        what = f"{name} {list(matrix.shape)} has scales {list(blocks)}: not one per {INT4_BLOCK}."
+        raise SpikeError("SPK531", "TensorRT", what, "Store it in --dtype instead.")
+    if not bool(np.all(np.isfinite(matrix.scales) & (matrix.scales != 0))):
+        raise SpikeError(
+            "SPK531",
+            "TensorRT",
+            f"{name} has a block whose scale is zero or not finite, which TensorRT refuses.",
+            "Quantise it again: an all-zero block takes any scale with zero values.",
+        )

@@ -46,6 +46,10 @@ class Profile:
     steps: tuple[int, int, int]
     batches: tuple[int, int, int]
 
+    def size(self, dim: str, which: int) -> int:
+        """The least (0), typical (1) or largest (2) size of a dimension, B or S."""
+        return {"S": self.steps, "B": self.batches}[dim][which]
+
 
 @dataclass(frozen=True)
 class Target:

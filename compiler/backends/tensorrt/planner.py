@@ -1,0 +1,202 @@
+"""From a placed graph to the plan of its network.
+
+The step's interface, all i32: ``tokens`` and ``positions`` [B, S], ``write_indices`` [B] (tokens
+that each sequence has in its cache), ``kv_lens`` [B] (with the new ones), ``last`` [B] (the row of
+the last new token). Sequences shorter than S are padded at the end; position = place in the cache.
+Each state is an input ``NAME.past`` and an output ``NAME.present`` that share one address; the
+output ``logits`` is f32 [B, V], of the last rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....errors import ExitCode, SpikeError
+from ...ir import Constant, Graph, Kind, Level, Node, Value, op_of
+from . import attention, rotary
+from .emission import Emission, NoLayersError, refusal
+from .layers import LAYERS, finish
+from .plan import AliasedPair, Layer, NetworkPlan, Tensor
+from .precision import ElementTypes
+from .target import Target
+
+STEP_INPUTS = {
+    "tokens": ("B", "S"),
+    "positions": ("B", "S"),
+    "write_indices": ("B",),
+    "kv_lens": ("B",),
+    "last": ("B",),
+}
+LOGITS = "logits"
+assert attention
+assert rotary  # registered
+
+
+def plan_network(graph: Graph, target: Target) -> NetworkPlan:
+    """A placed graph's network. Reads no weights.
+
+    Raises SpikeError: SPK520..524 for the target, SPK525 an op or a state that has no layers,
+    SPK526 an attention that can't be stated.
+    """
+    target.check()
+    _check_interface(graph)
+    emission = Emission(graph, target, ElementTypes(graph, target.dtype))
+    for name, shape in STEP_INPUTS.items():
+        emission.tensor(name, "i32", shape)
+    for name in ("tokens", "positions"):
+        emission.values[id(graph.input(name))] = emission.tensors[name]
+    _declare_caches(emission)
+    tail = _tail(graph)
+    inside = set(map(id, tail))
+    for node in graph.nodes:
+        if id(node) not in inside:
+            _emit(emission, node)
+    _emit_logits(emission, tail)
+    plan = _collect(emission)
+    target.check(plan.weight_types() - {"f32", "i32", "bool"})
+    return plan
+
+
+def _check_interface(graph: Graph) -> None:
+    if graph.level is not Level.PLACED:
+        raise ValueError(f"the graph is {graph.level.value}, not placed")
+    for state in graph.states.values():
+        if state.kind != "kv" or state.input is not None:
+            raise SpikeError(
+                "SPK525",
+                "TensorRT network",
+                f"the state {state.name} is not a key or value cache that grows in place.",
+                "Build this model for ONNX Runtime (leave --backend out).",
+                ExitCode.UNSUPPORTED,
+            )
+    if graph.is_stepwise:
+        raise SpikeError(
+            "SPK525",
+            "TensorRT network",
+            "the model was traced for one token per step only, so it has no prefill.",
+            "Build this model for ONNX Runtime (leave --backend out).",
+            ExitCode.UNSUPPORTED,
+        )
+
+
+def _declare_caches(emission: Emission) -> None:
+    """An input per state; its type is that of what is appended."""
+    for node in emission.graph.nodes:
+        if node.op == "kv_append":
+            name = str(node.attrs["state"])
+            shape = _attempt(emission, node, lambda n=node: emission.dims(n.result.shape))
+            emission.tensor(f"{name}.past", emission.types.of_state(node), shape)
+            emission.aliases.append(AliasedPair(name, f"{name}.past", f"{name}.present"))
+
+
+def _emit(emission: Emission, node: Node) -> None:
+    emit = LAYERS.get(node.op)
+    if emit is None:
+        raise refusal("SPK525", node, f"the network API has no layers for {node.op}")
+    emission.scope, emission.stem = node.scope, f"%{node.results[0].name}"
+    tensor = _attempt(emission, node, lambda: finish(emission, node, emit(emission, node)))
+    emission.values[id(node.result)] = tensor
+
+
+def _attempt(emission, node, emit):  # type: ignore[no-untyped-def]
+    try:
+        return emit()
+    except NoLayersError as reason:
+        raise refusal("SPK525", node, str(reason)) from reason
+
+
+def _tail(graph: Graph) -> list[Node]:
+    """The head and the elementwise ops behind it: what only the wanted rows need."""
+    nodes: list[Node] = []
+    node = graph.outputs[0].node
+    while node is not None and op_of(node).kind is Kind.ELEMENTWISE:
+        values = [o for o in node.operands if isinstance(o, Value)]
+        if len(values) != 1 or any(isinstance(o, Constant) for o in node.operands):
+            return []
+        nodes.append(node)
+        node = values[0].node
+    if node is None or node.op != "linear" or not isinstance(node.operands[0], Value):
+        return []
+    return [node, *nodes[::-1]]
+
+
+def _emit_logits(emission: Emission, tail: list[Node]) -> None:
+    """The rows of the last tokens, then the tail on them, in f32."""
+    logits = emission.graph.outputs[0]
+    source = tail[0].value(0) if tail else logits
+    emission.scope, emission.stem = (tail[0].scope if tail else ""), LOGITS
+    rows = _last_rows(emission, emission.value(source))
+    kept = dict(emission.values)
+    emission.values[id(source)] = rows
+    emission.step = 1
+    for node in tail:
+        _emit(emission, node)
+        emission.stem = LOGITS
+    result = emission.value(logits)
+    width = result.shape[-1]
+    assert isinstance(width, int)
+    flat = emission.reshape(emission.cast(result, "f32"), ("B", width))
+    emission.values = kept | {id(logits): flat}
+
+
+def _last_rows(emission: Emission, tensor: Tensor) -> Tensor:
+    """[B, S, K] to [B, 1, K]: of each sequence the row `last`."""
+    index = emission.reshape(emission.tensors["last"], ("B", 1))
+    picked = emission.layer(
+        "gather", [tensor, index], ("B", tensor.shape[-1]), mode="ND", axis=0, batch=1
+    )
+    return emission.reshape(picked, ("B", 1, tensor.shape[-1]))
+
+
+def _collect(emission: Emission) -> NetworkPlan:
+    """The plan, with the graph's names for the values that are in both."""
+    names = _names(emission)
+    tensors = {names[t.name]: replace(t, name=names[t.name]) for t in emission.tensors.values()}
+    layers = tuple(
+        replace(
+            layer,
+            inputs=tuple(names.get(n, "") for n in layer.inputs),
+            outputs=tuple(names[n] for n in layer.outputs),
+        )
+        for layer in emission.layers
+    )
+    used = {name for layer in layers for name in layer.inputs}
+    inputs = [n for n in STEP_INPUTS if n in used] + [a.input for a in emission.aliases]
+    outputs = [LOGITS, *(a.output for a in emission.aliases)]
+    return NetworkPlan(
+        name=emission.graph.name,
+        inputs=tuple(tensors[n] for n in inputs),
+        outputs=tuple(tensors[n] for n in outputs),
+        layers=_live(layers, outputs),
+        tensors=tensors,
+        constants={n: s for n, s in emission.constants.items() if n in used},
+        aliases=tuple(emission.aliases),
+        profiles=emission.target.profiles,
+        capacity=emission.target.capacity,
+    )
+
+
+def _names(emission: Emission) -> dict[str, str]:
+    """New names by old: ``%VALUE`` for the graph's values, if the tensor has no name of its own."""
+    fixed = {*STEP_INPUTS, *emission.constants}
+    fixed |= {n for a in emission.aliases for n in (a.input, a.output)}
+    names = {n: n for n in emission.tensors}
+    logits = emission.graph.outputs[0]
+    taken = set[str]()
+    for value in emission.graph.values():
+        tensor = emission.values.get(id(value))
+        if tensor is None or tensor.name in fixed | taken:
+            continue
+        names[tensor.name] = LOGITS if value is logits else f"%{value.name}"
+        taken.add(tensor.name)
+    return names
+
+
+def _live(layers: tuple[Layer, ...], outputs: list[str]) -> tuple[Layer, ...]:
+    """Layers that an output needs."""
+    wanted, kept = set(outputs), list[Layer]()
+    for layer in reversed(layers):
+        if wanted & set(layer.outputs):
+            wanted |= set(layer.inputs)
+            kept.append(layer)
+    return tuple(kept[::-1])
