@@ -30,6 +30,16 @@ class ErrorMeter:
         step = sampled_step(values.size)
         values = values[::step]
         stored = dequantize(blocks[::step], cast(Format, format), values.shape[1], threads=1)
+        self._sum(values, stored)
+
+    def compare(
+        self, values: npt.NDArray[np.float32], stored: npt.NDArray[np.float32]
+    ) -> None:
+        """The same of rows f32 ``[n, K]`` whose stored values are known."""
+        step = sampled_step(values.size)
+        self._sum(values[::step], stored[::step])
+
+    def _sum(self, values: npt.NDArray[np.float32], stored: npt.NDArray[np.float32]) -> None:
         self._noise += float(np.square(values - stored, dtype=np.float64).sum())
         self._signal += float(np.square(values, dtype=np.float64).sum())
 
