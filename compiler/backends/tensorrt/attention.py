@@ -160,5 +160,3 @@ def _softmax(emission: Emission, node: Node, scores: Tensor, heads: _Heads) -> T
     share = emission.unary("EXP", emission.elementwise("SUB", sinks, top))
     total = emission.elementwise("SUM", emission.reduce("SUM", powers, 4), share)
     return emission.elementwise("DIV", powers, total)
-
-

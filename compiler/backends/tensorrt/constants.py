@@ -29,7 +29,7 @@ class Int4Matrix:
 
     Args:
         packed: uint8 [N, K / 2]; two signed nibbles (-8..7) a byte, the lower k in the low one.
-        scales: f16 [N, K / 32], none of them zero.
+        scales: f16 [N, K / 32], all above zero.
     """
 
     packed: npt.NDArray[np.uint8]
@@ -131,10 +131,10 @@ def _check_blocks(matrix: Int4Matrix, name: str) -> None:
     if k % INT4_BLOCK or blocks != (matrix.shape[0], k // INT4_BLOCK):
         what = f"{name} {list(matrix.shape)} has scales {list(blocks)}: not one per {INT4_BLOCK}."
         raise SpikeError("SPK531", "TensorRT", what, "Store it in --dtype instead.")
-    if not bool(np.all(np.isfinite(matrix.scales) & (matrix.scales != 0))):
+    if not bool(np.all(np.isfinite(matrix.scales) & (matrix.scales > 0))):
         raise SpikeError(
             "SPK531",
             "TensorRT",
-            f"{name} has a block whose scale is zero or not finite, which TensorRT refuses.",
+            f"{name} has a block whose scale isn't a finite number above zero, which TensorRT wants.",
             "Quantise it again: an all-zero block takes any scale with zero values.",
         )

@@ -18,9 +18,7 @@ from ...ir import (
     Node,
     Operand,
     Shape,
-    SymDim,
     Value,
-    evaluate_dim,
     print_node,
     symbol,
 )
@@ -52,7 +50,7 @@ class Emission:
     Args:
         tensors: by name, constants too.
         values: the network's tensor for a value of the graph.
-        step: what S stands for; 1 in the tail that only computes logits.
+        step: what S stands for; R in the tail that only computes logits.
     """
 
     graph: Graph
@@ -238,13 +236,10 @@ class Emission:
             return self.step
         if dim == symbol("B"):
             return "B"
-        if dim.symbols == {"S"} and self.step == 1:
-            return evaluate_dim(dim, {"S": 1})
-        raise NoLayersError(f"the dimension {dim} depends on the length of the past or on a product")
+        raise NoLayersError(
+            f"the dimension {dim} depends on the length of the past or on a product"
+        )
 
 
 def _show(shape: Sequence[Dimension]) -> str:
     return f"[{', '.join(map(str, shape))}]"
-
-
-__all__ = ["Emission", "NoLayersError", "SymDim", "refusal"]

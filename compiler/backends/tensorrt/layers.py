@@ -188,9 +188,7 @@ def _slice(emission: Emission, node: Node) -> Tensor:
     return part(emission, x, axis, start, -(-(end - start) // step), step)
 
 
-def part(
-    emission: Emission, x: Tensor, axis: int, start: int, size: int, step: int = 1
-) -> Tensor:
+def part(emission: Emission, x: Tensor, axis: int, start: int, size: int, step: int = 1) -> Tensor:
     """`size` elements along an axis, from `start` in steps of `step`."""
     shape = [size if i == axis else d for i, d in enumerate(x.shape)]
     return emission.layer(
@@ -233,7 +231,7 @@ def _rows(emission: Emission, node: Node, table: Operand, ids: Value) -> Tensor:
     rows = emission.operand(table, dtype, table.type.rank)
     index = emission.value(ids)
     shape = (*index.shape, *rows.shape[1:])
-    return emission.layer("gather", [rows, index], shape, mode="DEFAULT", axis=0, batch=0)
+    return emission.layer("gather", [rows, index], shape, axis=0, batch=0)
 
 
 @emits("linear", "linear_residual")
@@ -262,7 +260,9 @@ def _rms_norm(emission: Emission, node: Node) -> Tensor:
     """In f32: the squares of half precision overflow, and their mean needs the digits."""
     x = emission.cast(emission.value(node.value(0)), "f32")
     mean = emission.reduce("AVG", emission.elementwise("PROD", x, x), x.rank - 1)
-    shifted = emission.elementwise("SUM", mean, emission.scalar(attribute(node, "eps"), "f32", x.rank))
+    shifted = emission.elementwise(
+        "SUM", mean, emission.scalar(attribute(node, "eps"), "f32", x.rank)
+    )
     normed = emission.elementwise("DIV", x, emission.unary("SQRT", shifted))
     if len(node.operands) == 1:
         return normed

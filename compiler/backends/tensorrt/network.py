@@ -167,10 +167,7 @@ def _select(network: Network, inputs: list[Any], layer: Layer, output: Tensor) -
 
 
 def _gather(network: Network, inputs: list[Any], layer: Layer, output: Tensor) -> Any:
-    mode = getattr(network.trt.GatherMode, str(layer.attrs["mode"]))
-    made = network.definition.add_gather_v2(*inputs, mode)
-    if layer.attrs["mode"] == "DEFAULT":
-        made.axis = layer.attrs["axis"]
+    made = network.definition.add_gather(*inputs, _int(layer, "axis"))
     made.num_elementwise_dims = layer.attrs["batch"]
     return made
 

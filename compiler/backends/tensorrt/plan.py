@@ -1,7 +1,7 @@
 """The network as pure data: what `--plan-only` writes and what the builder follows, layer by layer.
 
 A dimension is a number, or the name of one that the step decides: ``B`` sequences, ``S`` tokens of
-each. Element types are spelt as in the IR (``f32``, ``f16``, ``bf16``, ``i32``, ``bool``), besides
+each, ``R`` rows of logits of each. Element types are spelt as in the IR (``f32``, ``f16``, ``bf16``, ``i32``, ``bool``), besides
 ``int4`` for packed nibbles.
 """
 
@@ -16,7 +16,7 @@ from .constants import Constants, stored_bytes
 from .target import Profile
 
 PLAN_VERSION = 1
-DYNAMIC = ("B", "S")
+DYNAMIC = ("B", "S", "R")
 BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "i32": 4.0, "bool": 1.0, "int4": 0.5}
 
 Dimension = int | str
@@ -98,7 +98,6 @@ class NetworkPlan:
         aliases: the KV caches.
         profiles: one per phase.
         capacity: tokens that the cache of one sequence holds.
-        refused: nothing; a plan that exists can be built.
     """
 
     name: str

@@ -1,31 +1,35 @@
 """From a placed graph to the plan of its network.
 
 The step's interface, all i32: ``tokens`` and ``positions`` [B, S], ``write_indices`` [B] (tokens
-that each sequence has in its cache), ``kv_lens`` [B] (with the new ones), ``last`` [B] (the row of
-the last new token). Sequences shorter than S are padded at the end; position = place in the cache.
-Each state is an input ``NAME.past`` and an output ``NAME.present`` that share one address; the
-output ``logits`` is f32 [B, V], of the last rows.
+that each sequence has in its cache), ``kv_lens`` [B] (with the new ones), ``logit_rows`` [B, R]
+(whose logits are wanted, 0..S-1). Sequences shorter than S are padded at the end; a token's position
+is its place in the cache. Each state is an input ``NAME.past`` and an output ``NAME.present`` that
+share one address; the output ``logits`` is f32 [B, R, V].
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from ....errors import ExitCode, SpikeError
 from ...ir import Constant, Graph, Kind, Level, Node, Value, op_of
 from . import attention, rotary
 from .emission import Emission, NoLayersError, refusal
 from .layers import LAYERS, finish
-from .plan import AliasedPair, Layer, NetworkPlan, Tensor
+from .plan import AliasedPair, Dimension, Layer, NetworkPlan, Tensor
 from .precision import ElementTypes
 from .target import Target
+
+_T = TypeVar("_T")
 
 STEP_INPUTS = {
     "tokens": ("B", "S"),
     "positions": ("B", "S"),
     "write_indices": ("B",),
     "kv_lens": ("B",),
-    "last": ("B",),
+    "logit_rows": ("B", "R"),
 }
 LOGITS = "logits"
 assert attention
@@ -40,6 +44,7 @@ def plan_network(graph: Graph, target: Target) -> NetworkPlan:
     """
     target.check()
     _check_interface(graph)
+    _check_ops(graph)
     emission = Emission(graph, target, ElementTypes(graph, target.dtype))
     for name, shape in STEP_INPUTS.items():
         emission.tensor(name, "i32", shape)
@@ -79,26 +84,35 @@ def _check_interface(graph: Graph) -> None:
         )
 
 
+def _check_ops(graph: Graph) -> None:
+    """All at once: a model of experts is refused by its experts, not by what stands before them."""
+    for node in graph.nodes:
+        if node.op not in LAYERS:
+            raise refusal("SPK525", node, f"the network API has no layers for {node.op}")
+
+
 def _declare_caches(emission: Emission) -> None:
     """An input per state; its type is that of what is appended."""
     for node in emission.graph.nodes:
         if node.op == "kv_append":
             name = str(node.attrs["state"])
-            shape = _attempt(emission, node, lambda n=node: emission.dims(n.result.shape))
-            emission.tensor(f"{name}.past", emission.types.of_state(node), shape)
+            emission.tensor(f"{name}.past", emission.types.of_state(node), _cache(emission, node))
             emission.aliases.append(AliasedPair(name, f"{name}.past", f"{name}.present"))
 
 
+def _cache(emission: Emission, node: Node) -> tuple[Dimension, ...]:
+    return _attempt(node, lambda: emission.dims(node.result.shape))
+
+
 def _emit(emission: Emission, node: Node) -> None:
-    emit = LAYERS.get(node.op)
-    if emit is None:
-        raise refusal("SPK525", node, f"the network API has no layers for {node.op}")
+    emit = LAYERS[node.op]
     emission.scope, emission.stem = node.scope, f"%{node.results[0].name}"
-    tensor = _attempt(emission, node, lambda: finish(emission, node, emit(emission, node)))
+    tensor = _attempt(node, lambda: finish(emission, node, emit(emission, node)))
     emission.values[id(node.result)] = tensor
 
 
-def _attempt(emission, node, emit):  # type: ignore[no-untyped-def]
+def _attempt(node: Node, emit: Callable[[], _T]) -> _T:
+    """What an emitter makes, or its reason as SPK525."""
     try:
         return emit()
     except NoLayersError as reason:
@@ -121,31 +135,26 @@ def _tail(graph: Graph) -> list[Node]:
 
 
 def _emit_logits(emission: Emission, tail: list[Node]) -> None:
-    """The rows of the last tokens, then the tail on them, in f32."""
+    """The wanted rows, then the tail on them, in f32."""
     logits = emission.graph.outputs[0]
     source = tail[0].value(0) if tail else logits
     emission.scope, emission.stem = (tail[0].scope if tail else ""), LOGITS
-    rows = _last_rows(emission, emission.value(source))
+    rows = _wanted_rows(emission, emission.value(source))
     kept = dict(emission.values)
     emission.values[id(source)] = rows
-    emission.step = 1
+    emission.step = "R"
     for node in tail:
         _emit(emission, node)
         emission.stem = LOGITS
-    result = emission.value(logits)
-    width = result.shape[-1]
-    assert isinstance(width, int)
-    flat = emission.reshape(emission.cast(result, "f32"), ("B", width))
-    emission.values = kept | {id(logits): flat}
+    exact = emission.cast(emission.value(logits), "f32")
+    emission.values = kept | {id(logits): exact}
 
 
-def _last_rows(emission: Emission, tensor: Tensor) -> Tensor:
-    """[B, S, K] to [B, 1, K]: of each sequence the row `last`."""
-    index = emission.reshape(emission.tensors["last"], ("B", 1))
-    picked = emission.layer(
-        "gather", [tensor, index], ("B", tensor.shape[-1]), mode="ND", axis=0, batch=1
-    )
-    return emission.reshape(picked, ("B", 1, tensor.shape[-1]))
+def _wanted_rows(emission: Emission, tensor: Tensor) -> Tensor:
+    """[B, S, K] to [B, R, K]."""
+    shape = ("B", "R", tensor.shape[-1])
+    rows = emission.tensors["logit_rows"]
+    return emission.layer("gather", [tensor, rows], shape, axis=1, batch=1)
 
 
 def _collect(emission: Emission) -> NetworkPlan:
@@ -161,7 +170,7 @@ def _collect(emission: Emission) -> NetworkPlan:
         for layer in emission.layers
     )
     used = {name for layer in layers for name in layer.inputs}
-    inputs = [n for n in STEP_INPUTS if n in used] + [a.input for a in emission.aliases]
+    inputs = [*STEP_INPUTS, *(a.input for a in emission.aliases)]
     outputs = [LOGITS, *(a.output for a in emission.aliases)]
     return NetworkPlan(
         name=emission.graph.name,
@@ -171,7 +180,7 @@ def _collect(emission: Emission) -> NetworkPlan:
         tensors=tensors,
         constants={n: s for n, s in emission.constants.items() if n in used},
         aliases=tuple(emission.aliases),
-        profiles=emission.target.profiles,
+        profiles=emission.target.profiles(tensors[LOGITS].shape[-1]),
         capacity=emission.target.capacity,
     )
 

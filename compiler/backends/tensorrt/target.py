@@ -28,27 +28,32 @@ TYPE_NEEDS = {
 }
 """Architectures that have an element type in hardware; f16 and f32 are everywhere."""
 
+LOGIT_BYTES = 64 << 20
+"""Most memory of one step's logits."""
+
 NEEDS_GPU = ("refit", "strip-plan", "version-compatible")
 """Builder options that fail inside TensorRT where there is no GPU or no lean runtime."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Sizes that one execution context is tuned for: tokens of each sequence in a step, sequences.
+    """Sizes that one execution context is tuned for: least, typical and most of each.
 
     Args:
         name: ``prefill`` or ``decode``.
-        steps: least, typical and most tokens of a sequence in one step (S).
-        batches: least, typical and most sequences (B).
+        batches: sequences in a step (B).
+        steps: tokens of each sequence (S).
+        rows: tokens of each sequence whose logits are computed (R).
     """
 
     name: str
-    steps: tuple[int, int, int]
     batches: tuple[int, int, int]
+    steps: tuple[int, int, int]
+    rows: tuple[int, int, int]
 
     def size(self, dim: str, which: int) -> int:
-        """The least (0), typical (1) or largest (2) size of a dimension, B or S."""
-        return {"S": self.steps, "B": self.batches}[dim][which]
+        """The least (0), typical (1) or largest (2) size of a dimension: B, S or R."""
+        return {"B": self.batches, "S": self.steps, "R": self.rows}[dim][which]
 
 
 @dataclass(frozen=True)
@@ -75,14 +80,15 @@ class Target:
     timing_cache: Path | None = None
     options: tuple[str, ...] = ()
 
-    @property
-    def profiles(self) -> tuple[Profile, ...]:
-        """Prefill of a chunk, one sequence or several; and decode, a token of each sequence."""
-        batches = (1, 1, self.max_batch_size)
-        longest = self.max_num_tokens
+    def profiles(self, vocabulary: int) -> tuple[Profile, Profile]:
+        """Prefill: a chunk of one sequence, with as many rows of logits as take `LOGIT_BYTES`.
+        Decode: a token of each sequence."""
+        chunk, one = self.max_num_tokens, (1, 1, 1)
+        rows = min(chunk, max(1, LOGIT_BYTES // (4 * vocabulary)))
+        batches = (1, self.max_batch_size, self.max_batch_size)
         return (
-            Profile("prefill", (1, longest, longest), batches),
-            Profile("decode", (1, 1, 1), (1, self.max_batch_size, self.max_batch_size)),
+            Profile("prefill", one, (1, chunk, chunk), (1, 1, rows)),
+            Profile("decode", batches, one, one),
         )
 
     def check(self, types: Collection[str] = ()) -> None:
