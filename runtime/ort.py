@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ def open_session(
     model: Path,
     ops_library: Path | None,
     threads: int,
-    reading: Callable[[], None] = lambda: None,
     optimise: bool = True,
 ) -> Any:
     """An `onnxruntime.InferenceSession` over the model.
@@ -27,7 +25,6 @@ def open_session(
         model: the ONNX file; its external data lies beside it.
         ops_library: shared library with the domain ``spike``; None when the graph has no such ops.
         threads: of the pool that kernels share, the caller's included.
-        reading: called just before the model is read, which leaves the interpreter free.
         optimise: whether ONNX Runtime looks for something to fuse, which takes time.
 
     Raises:
@@ -39,7 +36,6 @@ def open_session(
     try:
         if ops_library is not None:
             options.register_custom_ops_library(str(ops_library))
-        reading()
         return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
         raise SpikeError(

@@ -7,7 +7,6 @@ that are wanted are written; which of each row is best comes out beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ class StreamingSession:
         limits: pool size and step limits.
         ops_library: our kernels.
         threads: for the kernels.
-        reading: see `open_session`.
 
     Raises:
         SpikeError: SPK614, the model can't be loaded or has another interface.
@@ -46,12 +44,11 @@ class StreamingSession:
         limits: SessionLimits,
         ops_library: Path | None,
         threads: int,
-        reading: Callable[[], None] = lambda: None,
     ) -> None:
         states = config.spike.states
         self._limits = limits
         # What there was to fuse is fused: the graph is little more than our kernels.
-        self._session = open_session(model, ops_library, threads, reading, optimise=False)
+        self._session = open_session(model, ops_library, threads, optimise=False)
         inputs = {*StepInputs.NAMES, WANTED, *(state.input for state in states)}
         outputs = {LOGITS, BEST_IDS, BEST_LOGITS, *(state.output for state in states)}
         require_names(self._session, inputs, outputs, model)
