@@ -72,6 +72,24 @@ void gate_up(const Parallel& parallel, const GatedMlpWeights& weights, Activatio
   });
 }
 
+/// Tokens whose hidden values are kept at a time: few, to stay in a cache and take little memory.
+constexpr int64_t kMlpTokens = 2 * kTokensPerCall;
+
+/// gated_mlp of at most kMlpTokens tokens.
+void some_gated_mlp(const Parallel& parallel, const GatedMlpWeights& weights, Activation act,
+                    const float* x, int64_t t, const float* residual, float* y) {
+  const Matrix &gate = weights.gate, &up = weights.up, &down = weights.down;
+  static thread_local Scratch input_scratch, middle_scratch, codes_scratch;
+  // One quantisation serves both matrices; a float format reads only x and needs none.
+  const Format format = block_elements(gate.format) > 1 ? gate.format : up.format;
+  const Input input = prepare_input(parallel, format, x, t, gate.k, input_scratch);
+  const size_t bytes = static_cast<size_t>(t * gate.n) * sizeof(float);
+  float* middle = reinterpret_cast<float*>(middle_scratch.reserve(bytes));
+  gate_up(parallel, weights, act, input, t, middle);
+  const Input down_input = prepare_input(parallel, down.format, middle, t, down.k, codes_scratch);
+  linear_prepared(parallel, down, down_input, t, weights.down_bias, residual, y);
+}
+
 }  // namespace
 
 const LinearKernels& linear_kernels() {
@@ -111,17 +129,12 @@ void linear_qkv(const Parallel& parallel, const QkvWeights& weights, const float
 
 void gated_mlp(const Parallel& parallel, const GatedMlpWeights& weights, Activation act,
                const float* x, int64_t t, const float* residual, float* y) {
-  if (t == 0) return;
-  const Matrix &gate = weights.gate, &up = weights.up, &down = weights.down;
-  static thread_local Scratch input_scratch, middle_scratch, codes_scratch;
-  // One quantisation serves both matrices; a float format reads only x and needs none.
-  const Format format = block_elements(gate.format) > 1 ? gate.format : up.format;
-  const Input input = prepare_input(parallel, format, x, t, gate.k, input_scratch);
-  const size_t bytes = static_cast<size_t>(t * gate.n) * sizeof(float);
-  float* middle = reinterpret_cast<float*>(middle_scratch.reserve(bytes));
-  gate_up(parallel, weights, act, input, t, middle);
-  const Input down_input = prepare_input(parallel, down.format, middle, t, down.k, codes_scratch);
-  linear_prepared(parallel, down, down_input, t, weights.down_bias, residual, y);
+  const int64_t k = weights.gate.k, n = weights.down.n;
+  for (int64_t token = 0; token < t; token += kMlpTokens) {
+    const float* added = residual == nullptr ? nullptr : residual + token * n;
+    some_gated_mlp(parallel, weights, act, x + token * k, std::min(kMlpTokens, t - token), added,
+                   y + token * n);
+  }
 }
 
 }  // namespace spike
