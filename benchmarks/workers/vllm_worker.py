@@ -3,8 +3,9 @@
 The engine of vLLM in this process, stepped by hand, so that the moment of each first token is
 seen. Weights and cache are bfloat16, its default on a CPU; prefix caching is off and one step takes
 prompts whole, as with the other programs. Graphs run eagerly: compiling them takes minutes at each
-start. The first step of each new batch size takes seconds; rounds that warm up take that. Scoring asks for the log-probabilities of the whole
-vocabulary, which stand for logits in everything that a softmax is taken of.
+start. The first step of each new batch size takes seconds; rounds that warm up take that. Scoring
+asks for the log-probabilities of the whole vocabulary, which stand for logits in everything that a
+softmax is taken of.
 """
 
 from __future__ import annotations
