@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
@@ -151,16 +150,6 @@ def _is_text(value: object) -> TypeGuard[str]:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def require_count(name: str, value: object) -> None:
-    """None or a whole number of at least 1; SpikeError SPK608 otherwise."""
-    if value is None:
-        return
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-        raise SpikeError(
-            "SPK608", name, f"{name}={value!r} is out of range.", "Give a whole number above 0."
-        )
 
 
 def _no_prompt(given: object) -> SpikeError:

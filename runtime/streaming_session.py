@@ -61,7 +61,7 @@ class StreamingSession:
         for state in states:
             shape = (limits.num_blocks, limits.block_size, state.kv_heads, state.row_bytes)
             self._bind_pool(state.input, state.output, shape)
-        self._blocks: BlockBytes | None = BlockBytes(self._pools, limits.num_blocks)
+        self._blocks = BlockBytes(self._pools, limits.num_blocks)
 
     @property
     def limits(self) -> SessionLimits:
@@ -69,7 +69,7 @@ class StreamingSession:
         return self._limits
 
     @property
-    def blocks(self) -> BlockBytes | None:
+    def blocks(self) -> BlockBytes:
         """See `Session.blocks`: the kernels keep to that, for every cache format."""
         return self._blocks
 
@@ -102,8 +102,9 @@ class StreamingSession:
         """Let go of the model and the pools."""
         self._binding = None
         self._session = None
-        self._blocks = None
+        self._blocks.release()
         self._pools.clear()
+        self._logits = np.empty((0, self._limits.vocab_size), np.float32)
 
     def _bind(self, inputs: StepInputs, wanted: int) -> None:
         """Memory for steps of these sizes."""
