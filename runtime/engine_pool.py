@@ -84,6 +84,7 @@ class EnginePool:
             max_seq_len=options.get("max_seq_len"),
             threads=options.get("threads"),
             kv_cache_memory=options.get("kv_cache_memory"),
+            spins=False,  # into another engine's steps: these took twice as long
         )
         self._places = {name: _Place(Path(path)) for name, path in engines.items()}
         for place in self._places.values():

@@ -70,12 +70,17 @@ class LoadedEngine:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How to load an engine; see `SpikeEngine`. Raises SpikeError SPK608 for what is no count."""
+    """How to load an engine; see `SpikeEngine` and, for `spins`, `open_session`.
+
+    Raises:
+        SpikeError: SPK608, no count where there should be one.
+    """
 
     quant_config: Mapping[str, str] | None = None
     max_seq_len: int | None = None
     threads: int | None = None
     kv_cache_memory: int | None = None
+    spins: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_seq_len", "threads", "kv_cache_memory"):
@@ -184,7 +189,7 @@ def _open_session(directory: EngineDirectory, options: LoadOptions) -> Session:
     config, limits = directory.config, _limits(directory, options)
     kind = StreamingSession if config.spike.abi == "streaming" else FunctionalSession
     threads = options.threads or default_threads()
-    return kind(directory.model_path, config, limits, ops_library(), threads)
+    return kind(directory.model_path, config, limits, ops_library(), threads, options.spins)
 
 
 def _limits(directory: EngineDirectory, options: LoadOptions) -> SessionLimits:

@@ -32,6 +32,7 @@ class StreamingSession:
         limits: pool size and step limits.
         ops_library: our kernels.
         threads: for the kernels.
+        spins: see `open_session`.
 
     Raises:
         SpikeError: SPK614, the model can't be loaded or has another interface.
@@ -44,11 +45,12 @@ class StreamingSession:
         limits: SessionLimits,
         ops_library: Path | None,
         threads: int,
+        spins: bool = True,
     ) -> None:
         states = config.spike.states
         self._limits = limits
         # What there was to fuse is fused: the graph is little more than our kernels.
-        self._session = open_session(model, ops_library, threads, optimise=False)
+        self._session = open_session(model, ops_library, threads, spins, optimise=False)
         inputs = {*StepInputs.NAMES, WANTED, *(state.input for state in states)}
         outputs = {LOGITS, BEST_IDS, BEST_LOGITS, *(state.output for state in states)}
         require_names(self._session, inputs, outputs, model)
