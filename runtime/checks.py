@@ -21,13 +21,22 @@ def require_count(name: str, value: object, optional: bool = True) -> None:
         raise out_of_range(name, value, "a whole number above 0")
 
 
-def require_real(name: str, value: object, least: float = 0.0, finite: bool = True) -> None:
-    """A number of at least `least`; SpikeError SPK608 otherwise (NaN is none)."""
+def require_real(
+    name: str, value: object, least: float = 0.0, most: float = math.inf, finite: bool = True
+) -> None:
+    """A number of least <= number <= most; SpikeError SPK608 otherwise (NaN is none)."""
     if isinstance(value, Real) and not isinstance(value, bool):
         number = _as_float(value)
-        if number >= least and (math.isfinite(number) or not finite):
+        if least <= number <= most and (math.isfinite(number) or not finite):
             return
-    raise out_of_range(name, value, f"a {'finite ' if finite else ''}number, {least:g} or more")
+    upper = f"at most {most:g}" if most < math.inf else "finite" if finite else "or inf"
+    raise out_of_range(name, value, f"a number, {least:g} or more, {upper}")
+
+
+def require_instance(name: str, value: object, kind: type, optional: bool = False) -> None:
+    """An object of a class, or None where that is one's choice; SpikeError SPK608 otherwise."""
+    if not isinstance(value, kind) and not (optional and value is None):
+        raise out_of_range(name, value, f"a {kind.__name__}")
 
 
 def _as_float(value: Real) -> float:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..compiler.engine.directory import EngineDirectory
 from ..errors import ExitCode, SpikeError
 from .build_cache import engine_at
-from .checks import require_count
+from .checks import require_count, require_instance
 from .fair_lock import FairLock
 from .kv_tier import TierOptions
 from .loading import LoadedEngine, LoadOptions, load_engine
@@ -60,8 +60,9 @@ class SpikeEngine:
 
     Raises:
         SpikeError: SPK601 nothing to load at the path, SPK602 or SPK603 `quant_config`, SPK604
-            device, SPK613 no compiler installed for a checkpoint, SPK614 model not loadable,
-            SPK615 KV memory, SPK618 `kv_tier`, and SPK1xx to SPK5xx from building and opening.
+            device, SPK608 a value out of range, SPK613 no compiler installed for a checkpoint,
+            SPK614 model not loadable, SPK615 KV memory, SPK618 `kv_tier`, and SPK1xx to SPK5xx
+            from building and opening.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class SpikeEngine:
     ) -> None:
         _require_device(device_map)
         require_count("max_num_tokens", max_num_tokens)
+        _require_policies(scheduling, kv_tier)
         options = LoadOptions(quant_config, max_seq_len, threads, kv_cache_memory)
         source = engine_at(_one_path(path, model_path), quant_config, max_seq_len)
         loaded = load_engine(EngineDirectory.open(source, verify), options)
@@ -106,6 +108,7 @@ class SpikeEngine:
         scheduling: SchedulingPolicy | None,
         kv_tier: TierOptions | None,
     ) -> None:
+        _require_policies(scheduling, kv_tier)
         self._loaded = loaded
         self._limits = loaded.session.limits
         self._loop = BatchLoop(loaded.session, max_num_tokens, scheduling, kv_tier)
@@ -304,6 +307,11 @@ def _require_device(device_map: str) -> None:
             "Leave device_map out, or give 'auto' or 'cpu'.",
             ExitCode.UNSUPPORTED,
         )
+
+
+def _require_policies(scheduling: object, kv_tier: object) -> None:
+    require_instance("scheduling", scheduling, SchedulingPolicy, optional=True)
+    require_instance("kv_tier", kv_tier, TierOptions, optional=True)
 
 
 def _one_path(path: str | Path | None, model_path: str | Path | None) -> Path:

@@ -21,7 +21,7 @@ from typing import Self, TypedDict, Unpack
 from ..compiler.engine.directory import EngineDirectory
 from ..errors import ExitCode, SpikeError
 from .build_cache import engine_at, require_model
-from .checks import require_count, require_real
+from .checks import require_count, require_instance, require_real
 from .engine import SpikeEngine
 from .kv_tier import TierOptions
 from .loading import LoadedEngine, LoadOptions, load_engine, mapped_bytes
@@ -78,6 +78,8 @@ class EnginePool:
     ) -> None:
         require_count("memory", memory, optional=False)
         require_count("max_num_tokens", options.get("max_num_tokens"))
+        require_instance("scheduling", options.get("scheduling"), SchedulingPolicy, optional=True)
+        require_instance("kv_tier", options.get("kv_tier"), TierOptions, optional=True)
         self._memory = memory
         self._options = options
         self._loading = LoadOptions(

@@ -138,7 +138,7 @@ def test_an_engine_in_use_is_not_evicted(paths: dict[str, Path], sizes: dict[str
 def test_who_waits_gets_the_room_that_others_leave(
     paths: dict[str, Path], expected: dict[str, list[int]], sizes: dict[str, int]
 ) -> None:
-    """Eight threads, room for one engine only: they take turns."""
+    """Six threads, room for the largest engine or two others: they take turns."""
     failures: list[BaseException] = []
 
     def work(name: str) -> None:
@@ -154,8 +154,8 @@ def test_who_waits_gets_the_room_that_others_leave(
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(pool.mapped) == 1
-    assert not failures
+        assert not failures
+        assert 0 < pool.mapped_bytes <= max(sizes.values())
 
 
 def test_closing_ends_what_runs_outside_of_blocks(paths: dict[str, Path]) -> None:
