@@ -31,10 +31,11 @@ class FunctionalSession:
         limits: SessionLimits,
         ops_library: Path | None,
         threads: int,
+        spins: bool = True,
     ) -> None:
         self._limits = limits
         self._states, self._fixed = config.spike.states, config.spike.fixed_states
-        self._session = open_session(model, ops_library, threads)
+        self._session = open_session(model, ops_library, threads, spins)
         kept: list[StateSpec | FixedStateSpec] = [*self._states, *self._fixed]
         names_in = {state.input for state in kept}
         self._outputs = ["logits", *(state.output for state in kept)]

@@ -17,6 +17,7 @@ def open_session(
     model: Path,
     ops_library: Path | None,
     threads: int,
+    spins: bool = True,
     optimise: bool = True,
 ) -> Any:
     """An `onnxruntime.InferenceSession` over the model.
@@ -25,12 +26,14 @@ def open_session(
         model: the ONNX file; its external data lies beside it.
         ops_library: shared library with the domain ``spike``; None when the graph has no such ops.
         threads: of the pool that kernels share, the caller's included.
+        spins: whether threads go on looking for work a while after a run; the next one begins
+            sooner then, but other sessions miss their cores.
         optimise: whether ONNX Runtime looks for something to fuse, which takes time.
 
     Raises:
         SpikeError: SPK614, ONNX Runtime refused it.
     """
-    options = session_options(threads)
+    options = session_options(threads, spins)
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
@@ -52,7 +55,7 @@ def sentence(error: Exception) -> str:
     return f"{' '.join(words.split()).rstrip('.')}."
 
 
-def session_options(threads: int) -> Any:
+def session_options(threads: int, spins: bool) -> Any:
     """Options for many short steps of changing shape on a graph that was optimised when built."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -61,6 +64,8 @@ def session_options(threads: int) -> Any:
     options.log_severity_level = FATAL_ONLY
     # A memory pattern is planned anew for every shape, and steps have many.
     options.enable_mem_pattern = False
+    if not spins:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
 
