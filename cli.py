@@ -170,32 +170,45 @@ def run_engine(
     token_ids: Annotated[str | None, Flag(help="The prompt as ids: 1,2,3.")] = None,
     max_tokens: Annotated[int, Flag(help="Most tokens of an answer.")] = 512,
     temperature: Annotated[float, Flag(help="0 = always the likeliest token.")] = 0.0,
+    max_entropy: Annotated[
+        float | None, Flag(help="Lower the temperature where there is more, bits.")
+    ] = None,
     top_k: Annotated[int, Flag(help="Draw from the k likeliest; 0 = off.")] = 0,
     top_p: Annotated[float, Flag(help="Draw from the likeliest up to this mass.")] = 1.0,
     min_p: Annotated[float, Flag(help="Draw from those this close to the best; 0 = off.")] = 0.0,
+    typical_p: Annotated[float, Flag(help="Draw from the most typical up to this mass.")] = 1.0,
+    mirostat_tau: Annotated[float | None, Flag(help="Steer surprise to so many bits.")] = None,
+    repetition_penalty: Annotated[float, Flag(help="Above 1: what came comes less.")] = 1.0,
+    logit_bias: Annotated[
+        list[str] | None, Flag(metavar="ID=NUMBER", help="Add to a logit; may be repeated.")
+    ] = None,
     seed: Annotated[int | None, Flag(help="Same seed, same text.")] = None,
     stop: Annotated[list[str] | None, Flag(help="End at this text; may be repeated.")] = None,
+    logprobs: Annotated[int | None, Flag(help="Show them, and so many beside each.")] = None,
+    json_schema: Annotated[str | None, Flag(help="Answer in JSON of it; @FILE reads it.")] = None,
+    regex: Annotated[str | None, Flag(help="An answer that matches; @FILE reads it.")] = None,
+    grammar: Annotated[str | None, Flag(help="Lark or GBNF; @FILE reads it.")] = None,
+    speculative: Annotated[
+        Literal["off", "prompt_lookup", "auto"], Flag(help="Drafts from the text so far.")
+    ] = "off",
     max_seq_len: Annotated[int | None, Flag(help="Reserve cache for fewer tokens.")] = None,
     threads: Annotated[int | None, Flag(help="CPU threads; default one per core.")] = None,
     json: Json = False,
     log_level: Level = LogLevel.INFO,
 ) -> int:
     """Generate text: one answer to PROMPT, or a conversation."""
+    flags = dict(locals())  # the first statement: exactly the parameters
     from .console import generate
+    from .console.sampling import sampling_options
 
     if system is not None and chat is False:
         raise typer.BadParameter("--system needs the chat template; leave --no-chat out")
     if token_ids is not None and (prompt is not None or chat):
         raise typer.BadParameter("--token-ids takes the place of PROMPT and of the chat template")
-    terminal = Terminal(json, log_level)
-    sampling = {
-        "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-        "min_p": min_p, "seed": seed, "stop": stop or None,
-    }  # fmt: skip
+    ask = generate.Ask(prompt, token_ids, chat, system)
     loading = {"max_seq_len": max_seq_len, "threads": threads}
-    return generate.generate(
-        engine, generate.Ask(prompt, token_ids, chat, system), sampling, loading, terminal
-    )
+    terminal = Terminal(json, log_level)
+    return generate.generate(engine, ask, sampling_options(flags), loading, terminal)
 
 
 @app.command()

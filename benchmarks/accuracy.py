@@ -14,6 +14,7 @@ import numpy as np
 from spikeinfer.compiler.golden import Reference
 from spikeinfer.compiler.golden.metrics import row_metrics
 from spikeinfer.compiler.golden.record import tokenize
+from spikeinfer.compiler.golden.reference import Rebuilt
 from spikeinfer.compiler.golden.sets import Float32, Float64
 
 WINDOW = 512
@@ -50,21 +51,26 @@ def windows(checkpoint: Path, text: str) -> list[list[int]]:
 
 
 def measure(
-    checkpoint: Path, models: Mapping[str, TailScorer], text: str, limit: int | None = None
+    checkpoint: Path,
+    models: Mapping[str, TailScorer],
+    text: str,
+    limit: int | None = None,
+    rebuilt: Rebuilt | None = None,
 ) -> tuple[float, dict[str, Accuracy]]:
     """The source's perplexity, and each model's accuracy.
 
     Args:
-        checkpoint: source directory.
+        checkpoint: source directory; its tokenizer reads the text.
         models: name to scorer.
         text: what is scored.
         limit: use only so many windows.
+        rebuilt: the source, if it is not what the directory holds.
     """
     kl: dict[str, list[Float64]] = {name: [] for name in models}
     nll: dict[str, list[Float64]] = {name: [] for name in [*models, ""]}
     agree: dict[str, list[Float64]] = {name: [] for name in models}
     first = WINDOW // 2
-    with Reference.load(checkpoint) as source:
+    with Reference.load(checkpoint, rebuilt) as source:
         for tokens in windows(checkpoint, text)[:limit]:
             truth = source.score(tokens)[first:]
             following = np.asarray(tokens[first + 1 :])

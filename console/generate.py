@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .guard import INTERRUPTED
 from .options import usage
+from .sampling import logprobs_table
 from .tables import duration
 from .terminal import Terminal, write_json
 
@@ -108,6 +109,8 @@ def answer(
         # Without a tokenizer there is no text: the ids are the answer.
         tail = "" if engine.has_tokenizer else " ".join(map(str, completion.token_ids))
         print(tail, flush=True)
+        if completion.logprobs:
+            terminal.say(logprobs_table(engine, completion.logprobs))
         terminal.say(stats(completion))
     return completion
 
@@ -161,7 +164,8 @@ def tokens_per_second(completion: Completion) -> float:
 
 def fields(completion: Completion) -> dict[str, object]:
     """A completion as plain data."""
-    times = completion.timings
+    times, logprobs = completion.timings, completion.logprobs
+    asked = {} if logprobs is None else {"logprobs": [asdict(one) for one in logprobs]}
     return {
         "text": completion.text,
         "token_ids": completion.token_ids,
@@ -170,6 +174,7 @@ def fields(completion: Completion) -> dict[str, object]:
         "ttft_seconds": round(times.queue + times.prefill, 6),
         "decode_seconds": round(times.decode, 6),
         "tokens_per_second": round(tokens_per_second(completion), 3),
+        **asked,
     }
 
 

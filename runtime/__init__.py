@@ -1,6 +1,7 @@
 """Loads an engine directory and generates from it: numpy, onnxruntime, tokenizers, jinja2, kernels.
 
 engine.py       SpikeEngine                       stream.py         text pieces of one request
+engine_pool.py  several engines in one process    checks.py         single values that callers give
 prompts.py      what callers give -> a request    sequence.py       one request and its Completion
 loop.py         runs the steps                    batch.py          a step's arrays
 scheduler.py    who takes part in the next step   qos.py            who goes first
@@ -26,6 +27,7 @@ threads.py      how many cores                    fair_lock.py      first come, 
 from __future__ import annotations
 
 from .engine import SpikeEngine
+from .engine_pool import EnginePool
 from .kv_tier import TierOptions
 from .logprobs import TokenLogprob
 from .sampling_params import SamplingParams
@@ -35,6 +37,7 @@ from .stats import EngineStats
 
 __all__ = [
     "Completion",
+    "EnginePool",
     "EngineStats",
     "Piece",
     "SamplingParams",

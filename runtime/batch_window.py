@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from .checks import require_real
+
 SMOOTHING = 0.2
 OBSERVED = 64  # of the last times to first token; their 95th percentile is smoothed
 
@@ -24,6 +26,9 @@ class WindowPolicy:
         least, most: bounds of the window.
         increase: added per observation within the objective.
         decrease: factor per observation outside of it.
+
+    Raises:
+        SpikeError: SPK608, a value out of range.
     """
 
     objective: float | None = None
@@ -31,6 +36,13 @@ class WindowPolicy:
     most: float = 0.02
     increase: float = 0.0005
     decrease: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_real("objective", 0.0 if self.objective is None else self.objective)
+        require_real("least", self.least)
+        require_real("most", self.most, least=self.least)
+        require_real("increase", self.increase)
+        require_real("decrease", self.decrease, most=1.0)
 
 
 class BatchWindow:

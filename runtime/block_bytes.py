@@ -41,3 +41,7 @@ class BlockBytes:
             stop = start + pool.shape[1]
             pool[block] = content[start:stop]
             start = stop
+
+    def release(self) -> None:
+        """Let go of the pools' memory; there are no blocks any more."""
+        self._pools.clear()

@@ -11,6 +11,7 @@ room first (the batch loop pre-empts).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -110,9 +111,20 @@ class BlockPool:
         if not self._owners[block]:
             self.cache.rest(block) if block in self.cache else self._blank.append(block)
 
+    def freed_by(self, tables: Sequence[BlockTable]) -> int:
+        """Blocks that nobody would own any more if these tables were released."""
+        held = Counter(block for table in tables for block in table.ids.tolist())
+        return sum(self._owners[block] == count for block, count in held.items())
+
     def clear_cache(self) -> None:
         """Forget all tokens: nobody finds a block any more; running sequences keep theirs."""
         self._blank.extend(self.cache.clear())
+
+    def reset(self) -> None:
+        """Nobody owns anything, nothing is remembered; tables made before must not be used."""
+        self.cache.clear()
+        self._blank = list(range(self.num_blocks - 1, -1, -1))
+        self._owners = [0] * self.num_blocks
 
     def _give_up_oldest(self) -> None:
         if not self.cache.resting:

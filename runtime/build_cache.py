@@ -51,6 +51,32 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "spikeinfer"
 
 
+def engine_at(
+    path: Path, quant_config: Mapping[str, str] | None = None, max_seq_len: int | None = None
+) -> Path:
+    """The engine directory of a path: the path itself, or what its checkpoint was built into.
+
+    Raises:
+        SpikeError: as `require_model` and `engine_for`.
+    """
+    require_model(path)
+    return path if is_engine(path) else engine_for(path, quant_config, max_seq_len)
+
+
+def require_model(path: Path) -> None:
+    """Raises SpikeError SPK601 if the path holds neither an engine nor a checkpoint."""
+    if not is_engine(path) and not is_checkpoint(path):
+        state = "does not exist" if not path.exists() else "is neither"
+        raise SpikeError(
+            "SPK601",
+            "path",
+            f"{path} {state}: an engine directory has a manifest.json, a checkpoint directory "
+            "a config.json.",
+            "Give the output directory of spike-build, a Hugging Face checkpoint directory or a "
+            ".gguf file.",
+        )
+
+
 def engine_for(
     checkpoint: Path, quant_config: Mapping[str, str] | None, max_seq_len: int | None
 ) -> Path:

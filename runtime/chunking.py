@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .checks import require_count, require_real
 from .step_cost import CostModel, StepShape
 
 CHUNK_UNIT = 4  # tokens: beyond some context, even 16 cost more than all who decode
@@ -22,11 +23,19 @@ class ChunkPolicy:
         slack: such a step may take this many times as long as without prompts.
         seconds: and at least this long; None = no such floor.
         unmeasured: tokens while the cost model knows nothing yet.
+
+    Raises:
+        SpikeError: SPK608, a value out of range.
     """
 
     slack: float = 2.0
     seconds: float | None = None
     unmeasured: int = 64
+
+    def __post_init__(self) -> None:
+        require_real("slack", self.slack, finite=False)
+        require_real("seconds", 0.0 if self.seconds is None else self.seconds, finite=False)
+        require_count("unmeasured", self.unmeasured, optional=False)
 
     def most(self, model: CostModel, decoding: StepShape, start: int, left: int) -> int:
         """Most prompt tokens, between one unit and `left` (whichever is less, at least).

@@ -11,8 +11,10 @@ from typing import Any, Self, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from ..compiler.engine.directory import EngineDirectory
 from ..errors import ExitCode, SpikeError
-from .build_cache import engine_for, is_checkpoint, is_engine
+from .build_cache import engine_at
+from .checks import require_count, require_instance
 from .fair_lock import FairLock
 from .kv_tier import TierOptions
 from .loading import LoadedEngine, LoadOptions, load_engine
@@ -24,7 +26,6 @@ from .prompts import (
     checked_text,
     make_request,
     require_codec,
-    require_count,
     too_long,
 )
 from .scheduler import SchedulingPolicy
@@ -59,8 +60,9 @@ class SpikeEngine:
 
     Raises:
         SpikeError: SPK601 nothing to load at the path, SPK602 or SPK603 `quant_config`, SPK604
-            device, SPK613 no compiler installed for a checkpoint, SPK614 model not loadable,
-            SPK615 KV memory, SPK618 `kv_tier`, and SPK1xx to SPK5xx from building and opening.
+            device, SPK608 a value out of range, SPK613 no compiler installed for a checkpoint,
+            SPK614 model not loadable, SPK615 KV memory, SPK618 `kv_tier`, and SPK1xx to SPK5xx
+            from building and opening.
     """
 
     def __init__(
@@ -79,18 +81,12 @@ class SpikeEngine:
         kv_tier: TierOptions | None = None,
     ) -> None:
         _require_device(device_map)
-        for name, value in (
-            ("max_seq_len", max_seq_len),
-            ("threads", threads),
-            ("max_num_tokens", max_num_tokens),
-            ("kv_cache_memory", kv_cache_memory),
-        ):
-            require_count(name, value)
-        source = _one_path(path, model_path)
-        if not is_engine(source):
-            source = engine_for(source, quant_config, max_seq_len)
-        options = LoadOptions(quant_config, max_seq_len, threads, kv_cache_memory, verify)
-        self._set_up(load_engine(source, options), max_num_tokens, scheduling, kv_tier)
+        require_count("max_num_tokens", max_num_tokens)
+        _require_policies(scheduling, kv_tier)
+        options = LoadOptions(quant_config, max_seq_len, threads, kv_cache_memory)
+        source = engine_at(_one_path(path, model_path), quant_config, max_seq_len)
+        loaded = load_engine(EngineDirectory.open(source, verify), options)
+        self._set_up(loaded, max_num_tokens, scheduling, kv_tier)
 
     @classmethod
     def from_loaded(
@@ -112,10 +108,27 @@ class SpikeEngine:
         scheduling: SchedulingPolicy | None,
         kv_tier: TierOptions | None,
     ) -> None:
+        _require_policies(scheduling, kv_tier)
         self._loaded = loaded
         self._limits = loaded.session.limits
         self._loop = BatchLoop(loaded.session, max_num_tokens, scheduling, kv_tier)
         self._lock = FairLock()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._loop.closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody's request waits or runs, and no step either."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._loop.sweep()
+            return self._loop.idle
+        finally:
+            self._lock.release()
 
     @property
     def max_seq_len(self) -> int:
@@ -296,18 +309,13 @@ def _require_device(device_map: str) -> None:
         )
 
 
+def _require_policies(scheduling: object, kv_tier: object) -> None:
+    require_instance("scheduling", scheduling, SchedulingPolicy, optional=True)
+    require_instance("kv_tier", kv_tier, TierOptions, optional=True)
+
+
 def _one_path(path: str | Path | None, model_path: str | Path | None) -> Path:
     given = [Path(p) for p in (path, model_path) if p is not None]
     if len(given) != 1:
         raise TypeError("SpikeEngine needs one path: SpikeEngine(PATH) or model_path=PATH")
-    if not is_engine(given[0]) and not is_checkpoint(given[0]):
-        state = "does not exist" if not given[0].exists() else "is neither"
-        raise SpikeError(
-            "SPK601",
-            "path",
-            f"{given[0]} {state}: an engine directory has a manifest.json, a checkpoint directory "
-            "a config.json.",
-            "Give the output directory of spike-build, a Hugging Face checkpoint directory or a "
-            ".gguf file.",
-        )
     return given[0]

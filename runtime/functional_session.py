@@ -9,7 +9,6 @@ first block. An engine whose step is one token gets a prompt token by token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,11 @@ class FunctionalSession:
         limits: SessionLimits,
         ops_library: Path | None,
         threads: int,
-        reading: Callable[[], None] = lambda: None,
+        spins: bool = True,
     ) -> None:
         self._limits = limits
         self._states, self._fixed = config.spike.states, config.spike.fixed_states
-        self._session = open_session(model, ops_library, threads, reading)
+        self._session = open_session(model, ops_library, threads, spins)
         kept: list[StateSpec | FixedStateSpec] = [*self._states, *self._fixed]
         names_in = {state.input for state in kept}
         self._outputs = ["logits", *(state.output for state in kept)]

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,20 @@ class TierOptions:
 
     directory: str | Path
     size: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.directory, str | Path):
+            raise _unusable(self, "it is no path")
+        if not isinstance(self.size, Integral) or isinstance(self.size, bool):
+            raise _unusable(self, f"{self.size!r} is no number of bytes")
+
+
+def open_tier(blocks: BlockBytes | None, options: TierOptions) -> KvTier:
+    """A tier for these pools. Raises SpikeError SPK618 as `KvTier`, and where there are none."""
+    if blocks is None:
+        raise _unusable(options, "this engine remembers none: it is a functional one, or its "
+                        "prefix cache is off")  # fmt: skip
+    return KvTier(blocks, options)
 
 
 class KvTier:

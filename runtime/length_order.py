@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from .checks import out_of_range, require_real
 from .sequence import Request
 
 FEATURES = ("log_prompt_tokens", "first_tokens_entropy", "jitter")
@@ -39,6 +40,9 @@ class LengthPolicy:
         seconds_per_token: behind its submission a request ranks for each token of its prompt and
             of its expected output (short answers to long prompts are no short work).
         most: seconds behind at most, and as long as nothing is known.
+
+    Raises:
+        SpikeError: SPK608, a value out of range.
     """
 
     model: str | Path | None = None
@@ -46,6 +50,12 @@ class LengthPolicy:
     budget: float = 0.02
     seconds_per_token: float = 0.01
     most: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.model is not None and not isinstance(self.model, str | Path):
+            raise out_of_range("model", self.model, "a path or None")
+        for name in ("every", "budget", "seconds_per_token", "most"):
+            require_real(name, getattr(self, name))
 
 
 class LengthOrder:

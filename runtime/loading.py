@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from threading import Event
 from typing import Any
 
+from ..compiler.engine.cache import token_bytes
 from ..compiler.engine.config import EngineConfig
 from ..compiler.engine.directory import EngineDirectory
 from ..errors import SpikeError
 from ..kernels import ops_library
 from .chat import ChatTemplate
+from .checks import require_count
 from .functional_session import FunctionalSession
 from .grammar import Grammars
 from .kv_pool import session_limits
-from .session import Session
+from .session import Session, SessionLimits
 from .streaming_session import StreamingSession
 from .tensorrt_session import TensorRtSession, linear_limits
 from .text_codec import TextCodec, read_json
@@ -53,6 +52,7 @@ class LoadedEngine:
         template: chat template, if any.
         eos_ids: union of what config, generation_config and tokenizer call end of sequence.
         generation_defaults: sampling values the checkpoint recommends.
+        directory: what it was opened from; None for parts that came otherwise.
     """
 
     session: Session
@@ -60,6 +60,7 @@ class LoadedEngine:
     template: ChatTemplate | None = None
     eos_ids: frozenset[int] = frozenset()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    directory: EngineDirectory | None = None
 
     @cached_property
     def grammars(self) -> Grammars | None:
@@ -70,25 +71,46 @@ class LoadedEngine:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How to load an engine; see `SpikeEngine`."""
+    """How to load an engine; see `SpikeEngine` and, for `spins`, `open_session`.
+
+    Raises:
+        SpikeError: SPK608, no count where there should be one.
+    """
 
     quant_config: Mapping[str, str] | None = None
     max_seq_len: int | None = None
     threads: int | None = None
     kv_cache_memory: int | None = None
-    verify: bool = False
+    spins: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_seq_len", "threads", "kv_cache_memory"):
+            require_count(name, getattr(self, name))
 
 
-def load_engine(path: Path, options: LoadOptions) -> LoadedEngine:
-    """Open an engine directory.
+def load_engine(
+    directory: EngineDirectory, options: LoadOptions, before: LoadedEngine | None = None
+) -> LoadedEngine:
+    """Map an engine.
+
+    Args:
+        directory: the engine, checked.
+        options: see there.
+        before: what loading it gave at another time; if that was this very directory, only the
+            session is opened anew: reading the tokenizer is most of the rest.
 
     Raises:
-        SpikeError: SPK5xx, the directory is no sound engine; SPK602, it was built with other
-            formats than asked for; SPK614, its model can't be loaded; SPK615, too little KV memory.
+        SpikeError: SPK602, it was built with other formats than asked for; SPK610, unreadable
+            tokenizer files; SPK614, its model can't be loaded; SPK615, too little KV memory.
     """
-    directory = EngineDirectory.open(path, verify=options.verify)
     require_formats(directory, options.quant_config)
-    session, codec = _open_session_and_codec(directory, options)
+    if before is not None and before.directory is directory:
+        return replace(before, session=_open_session(directory, options))
+    # One behind the other: beside each other they took a fifth longer, both busy with page faults.
+    session = _open_session(directory, options)
+    codec = TextCodec.open(directory.path)
+    if codec is not None:
+        give_back_freed_memory()
     template = ChatTemplate.open(directory.path, codec.special_tokens) if codec else None
     generation = read_json(directory.path / GENERATION_CONFIG)
     return LoadedEngine(
@@ -97,7 +119,16 @@ def load_engine(path: Path, options: LoadOptions) -> LoadedEngine:
         template=template,
         eos_ids=_eos_ids(directory.config, generation, codec),
         generation_defaults=_sampling_defaults(generation),
+        directory=directory,
     )
+
+
+def mapped_bytes(directory: EngineDirectory, options: LoadOptions) -> int:
+    """Bytes that a loaded engine takes: its files to be mapped, and a cache that is all in use."""
+    limits = _limits(directory, options)
+    cache = limits.num_blocks * limits.block_size * token_bytes(directory.config)
+    files = (directory.model_path, directory.weights_path)
+    return cache + sum(path.stat().st_size for path in files if path.exists())
 
 
 def canonical_formats(quant_config: Mapping[str, str] | None) -> dict[str, str]:
@@ -145,28 +176,6 @@ def require_formats(directory: EngineDirectory, quant_config: Mapping[str, str] 
             )
 
 
-def _open_session_and_codec(
-    directory: EngineDirectory, options: LoadOptions
-) -> tuple[Session, TextCodec | None]:
-    """Both at once: `tokenizers` holds the interpreter while it reads, ONNX Runtime doesn't."""
-    reading = Event()
-
-    def open_session() -> Session:
-        try:
-            return _open_session(directory, options, reading.set)
-        finally:
-            reading.set()
-
-    # The tokenizer here: it allocates much, which is slower in another thread's heap.
-    with ThreadPoolExecutor(1) as beside:
-        session = beside.submit(open_session)
-        reading.wait()
-        codec = TextCodec.open(directory.path)
-        if codec is not None:
-            give_back_freed_memory()
-        return session.result(), codec
-
-
 def give_back_freed_memory() -> None:
     """Let the system have what reading a tokenizer took and freed: tens of megabytes.
 
@@ -177,18 +186,20 @@ def give_back_freed_memory() -> None:
         trim(0)
 
 
-def _open_session(
-    directory: EngineDirectory, options: LoadOptions, reading: Callable[[], None]
-) -> Session:
-    config = directory.config
-    max_seq_len = effective_seq_len(config.build_config.max_seq_len, options.max_seq_len)
+def _open_session(directory: EngineDirectory, options: LoadOptions) -> Session:
+    config, limits = directory.config, _limits(directory, options)
     if config.spike.abi == "linear":
-        on_gpu = linear_limits(config, max_seq_len, options.kv_cache_memory)
-        return TensorRtSession(directory.model_path, config, on_gpu)
-    limits = session_limits(config, max_seq_len, options.kv_cache_memory)
+        return TensorRtSession(directory.model_path, config, limits)
     kind = StreamingSession if config.spike.abi == "streaming" else FunctionalSession
     threads = options.threads or default_threads()
-    return kind(directory.model_path, config, limits, ops_library(), threads, reading)
+    return kind(directory.model_path, config, limits, ops_library(), threads, options.spins)
+
+
+def _limits(directory: EngineDirectory, options: LoadOptions) -> SessionLimits:
+    config = directory.config
+    max_seq_len = effective_seq_len(config.build_config.max_seq_len, options.max_seq_len)
+    of_engine = linear_limits if config.spike.abi == "linear" else session_limits
+    return of_engine(config, max_seq_len, options.kv_cache_memory)
 
 
 def effective_seq_len(capacity: int, wanted: int | None) -> int:

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from ..errors import SpikeError
 from .batch import Chunk, step_inputs
 from .blocks import BlockPool, BlockTable
-from .kv_tier import KvTier, TierOptions
+from .kv_tier import TierOptions, open_tier
 from .scheduler import Scheduler, SchedulingPolicy
 from .sequence import Request
 from .session import BestLogits, Session, engine_closed, step_failed
 from .stats import Counters, EngineStats
 from .turn import Turn, add_drafts, settle, turns_shape
 
-# Scored logits of one step: a chunk of 2,048 rows over 262,144 ids would be 2 GiB.
-SCORE_BYTES = 64 << 20
+# Logits of one step's scored tokens: a chunk of 2,048 rows over 262,144 ids would be 2 GiB.
+LOGITS_BYTES = 64 << 20
 
 
 class BatchLoop:
@@ -53,11 +53,13 @@ class BatchLoop:
         blocks = session.blocks if policy.prefix_cache else None
         sizes = limits.num_blocks, limits.block_size, limits.recent_blocks
         self.pool = BlockPool(*sizes, shares=blocks is not None)
-        self._tier = KvTier(blocks, tier) if blocks is not None and tier is not None else None
+        self._tier = None if tier is None else open_tier(blocks, tier)
         if self._tier is not None:
             self.pool.on_evict = self._tier.store
-        seats = limits.max_batch_size
-        self.scheduler = Scheduler(self.pool, self._budget, seats, policy, self._tier)
+        self._logit_rows = max(1, LOGITS_BYTES // (4 * limits.vocab_size))
+        self.scheduler = Scheduler(
+            self.pool, self._budget, limits.max_batch_size, policy, self._logit_rows, self._tier
+        )
         self._now = now
         self._counters = Counters()
         self.closed = False
@@ -149,8 +151,7 @@ class BatchLoop:
         self._require_open()
         table = self._table(len(tokens))
         logits = np.empty((len(tokens), self._limits.vocab_size), np.float32)
-        rows = max(1, SCORE_BYTES // (4 * self._limits.vocab_size))
-        size = min(self._budget, rows)
+        size = min(self._budget, self._logit_rows)
         size = size if chunk_tokens is None else min(size, chunk_tokens)
         try:
             for start in range(0, len(tokens), size):
@@ -183,37 +184,58 @@ class BatchLoop:
 
     def _advance(self) -> None:
         started = self._now()
-        plan = self.scheduler.plan(started)
-        if not plan:
+        turns = self._plan(started)
+        if not turns:
             return
-        turns = [Turn(share) for share in plan]
-        add_drafts(turns, self._budget, self._limits, self.pool)
         shape = turns_shape(turns)
-        self._take_turns(turns)
-        self._observe_first_tokens(turns)
-        seconds = self._now() - started
-        self.scheduler.costs.observe(shape, seconds)
-        self.scheduler.lengths.observe(seconds)
-        self._counters.count_step(shape, seconds)
+        if self._take_turns(turns):
+            self._observe_first_tokens(turns)
+            seconds = self._now() - started
+            self.scheduler.costs.observe(shape, seconds)
+            self.scheduler.lengths.observe(seconds)
+            self._counters.count_step(shape, seconds)
         self.scheduler.forget_finished()
 
-    def _take_turns(self, turns: Sequence[Turn]) -> None:
-        """Run the step and give everybody what it found; whoever can't go on ends."""
+    def _plan(self, now: float) -> list[Turn]:
+        """Who takes part, with what. If that is torn, nobody is left between two queues."""
+        known = self._everybody()
+        try:
+            turns = [Turn(share) for share in self.scheduler.plan(now)]
+            add_drafts(turns, self._budget, self._limits, self.pool)
+            return turns
+        except BaseException as error:
+            if isinstance(error, Exception):  # it would come again: they end
+                cause = f"planning it, {type(error).__name__}: {error}"
+                self._fail(known, error if isinstance(error, SpikeError) else step_failed(cause))
+            self.scheduler.start_over(known)
+            if not isinstance(error, Exception):  # an interrupt
+                raise
+            return []
+
+    def _take_turns(self, turns: Sequence[Turn]) -> bool:
+        """Run the step and give everybody what it found; whoever can't go on ends.
+
+        Returns:
+            Whether the step was run to its end.
+        """
         ran = False
+        requests = [turn.request for turn in turns]
         try:
             found = self._run(turns)
             ran = True
             with np.errstate(all="ignore"):  # the caller's settings are not for everybody's step
                 settle(turns, found)
+            return True
         except Exception as error:  # whatever it was: a reader must never wait for ever
             cause = f"{type(error).__name__}: {error}"
-            self._fail(turns, error if isinstance(error, SpikeError) else step_failed(cause))
+            self._fail(requests, error if isinstance(error, SpikeError) else step_failed(cause))
+            return False
         except BaseException:  # an interrupt of the thread that runs everybody's step
             if ran:  # who has drawn, advanced or been counted is unknown
-                self._fail(turns, step_failed("it was interrupted"))
+                self._fail(requests, step_failed("it was interrupted"))
             else:  # the tokens are right, the cache may be half written: it is computed again
-                for turn in turns:
-                    self.scheduler.preempt(turn.request)
+                for request in requests:
+                    self.scheduler.preempt(request)
             self.scheduler.forget_finished()
             raise
 
@@ -229,15 +251,15 @@ class BatchLoop:
     def _observe_first_tokens(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
             clock = turn.request.clock
-            if turn.complete and clock.tokens and not turn.request.counted:
+            if turn.complete and clock.first is not None and not turn.request.counted:
                 turn.request.counted = True
                 self._counters.count_prompt(turn.request)
-                self.scheduler.window.observe(clock.tokens[0] - clock.submitted)
+                self.scheduler.window.observe(clock.first - clock.submitted)
 
-    def _fail(self, turns: Sequence[Turn], error: SpikeError) -> None:
+    def _fail(self, requests: Sequence[Request], error: SpikeError) -> None:
         """A failed step leaves the cache of its sequences unknown: they all end."""
-        for turn in turns:
-            turn.request.finish("error", error)
+        for request in requests:
+            request.finish("error", error)
 
     def _require_open(self) -> None:
         if self.closed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ def open_session(
     model: Path,
     ops_library: Path | None,
     threads: int,
-    reading: Callable[[], None] = lambda: None,
+    spins: bool = True,
     optimise: bool = True,
 ) -> Any:
     """An `onnxruntime.InferenceSession` over the model.
@@ -27,19 +26,19 @@ def open_session(
         model: the ONNX file; its external data lies beside it.
         ops_library: shared library with the domain ``spike``; None when the graph has no such ops.
         threads: of the pool that kernels share, the caller's included.
-        reading: called just before the model is read, which leaves the interpreter free.
+        spins: whether threads go on looking for work a while after a run; the next one begins
+            sooner then, but other sessions miss their cores.
         optimise: whether ONNX Runtime looks for something to fuse, which takes time.
 
     Raises:
         SpikeError: SPK614, ONNX Runtime refused it.
     """
-    options = session_options(threads)
+    options = session_options(threads, spins)
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         if ops_library is not None:
             options.register_custom_ops_library(str(ops_library))
-        reading()
         return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
         raise SpikeError(
@@ -56,7 +55,7 @@ def sentence(error: Exception) -> str:
     return f"{' '.join(words.split()).rstrip('.')}."
 
 
-def session_options(threads: int) -> Any:
+def session_options(threads: int, spins: bool) -> Any:
     """Options for many short steps of changing shape on a graph that was optimised when built."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -65,6 +64,8 @@ def session_options(threads: int) -> Any:
     options.log_severity_level = FATAL_ONLY
     # A memory pattern is planned anew for every shape, and steps have many.
     options.enable_mem_pattern = False
+    if not spins:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
 

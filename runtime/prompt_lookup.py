@@ -55,6 +55,9 @@ class PromptLookup:
 
     Args:
         off: why it never may; empty = it may.
+
+    Attributes:
+        drafted, accepted: as in `Speculation`; counted by who uses the proposals.
     """
 
     def __init__(self, off: str = "") -> None:
@@ -111,10 +114,8 @@ class PromptLookup:
             drafts.append(tokens[place] if place < len(tokens) else drafts[place - len(tokens)])
         return drafts
 
-    def record(self, drafted: int, accepted: int) -> None:
-        """How a proposal did."""
-        self.drafted += drafted
-        self.accepted += accepted
+    def adapt(self, drafted: int, accepted: int) -> None:
+        """Draft more or less, by how a proposal did."""
         for right in [1.0] * accepted + [0.0] * (accepted < drafted):
             self._share += WEIGHT * (right - self._share)
         if best_length(self._share, 1) == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
@@ -22,8 +21,6 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 # More than a detokenizer looks back, special tokens among them or not.
 CONTEXT_IDS = 32
-# Logits of a prompt's tokens in one step, where all of them are wanted.
-PROMPT_LOGITS_BYTES = 64 << 20
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -93,12 +90,9 @@ def make_request(engine: LoadedEngine, prompt: Prompt, options: RequestOptions) 
     context = () if chat else ids[-CONTEXT_IDS:]
     detokenizer = codec.detokenizer(context) if codec else None
     grammar, lookup = _start_grammar(engine, params), PromptLookup.start(params, limits)
-    request = Request(
+    return Request(
         ids, params, limits.max_seq_len, engine.eos_ids, detokenizer, qos, salt, grammar, lookup
     )
-    if params.prompt_logprobs is not None:
-        request.most_tokens = max(1, PROMPT_LOGITS_BYTES // (4 * limits.vocab_size))
-    return request
 
 
 def _start_grammar(engine: LoadedEngine, params: SamplingParams) -> GrammarState | None:
@@ -151,16 +145,6 @@ def _is_text(value: object) -> TypeGuard[str]:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def require_count(name: str, value: object) -> None:
-    """None or a whole number of at least 1; SpikeError SPK608 otherwise."""
-    if value is None:
-        return
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-        raise SpikeError(
-            "SPK608", name, f"{name}={value!r} is out of range.", "Give a whole number above 0."
-        )
 
 
 def _no_prompt(given: object) -> SpikeError:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, get_args
 
+from .checks import out_of_range, require_real
+
 Qos = Literal["realtime", "interactive", "batch"]
 QOS: tuple[Qos, ...] = get_args(Qos)
 
@@ -27,9 +29,19 @@ class QosPolicy:
 
     Attributes:
         allowances: seconds by which requests of a class may be overtaken by the most urgent one's.
+
+    Raises:
+        SpikeError: SPK608, not one number of seconds for each class.
     """
 
     allowances: Mapping[Qos, float] = field(default_factory=lambda: ALLOWANCES)
+
+    def __post_init__(self) -> None:
+        given = self.allowances
+        if not isinstance(given, Mapping) or set(given) != set(QOS):
+            raise out_of_range("allowances", given, f"seconds for each of {', '.join(QOS)}")
+        for name in QOS:
+            require_real(f"allowances of {name}", given[name])
 
     def rank(self, qos: Qos, submitted: float) -> float:
         """The smaller, the sooner."""

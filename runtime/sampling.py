@@ -171,8 +171,9 @@ def _choose(rows: Rows, raw: Rows, samplers: Sequence[Sampler]) -> list[Choice |
         _draw_simple(rows, high, samplers, simple, tokens)
         _draw_filtered(rows, high, samplers, filtered, tokens)
     results: list[Choice | SpikeError] = []
-    for sampler, token, peak, usable in zip(samplers, tokens, peaks, sound, strict=True):
-        results.append(_counted(sampler, token) if usable else unusable(peak))
+    for i, sampler in enumerate(samplers):
+        usable = sound[i]
+        results.append(_counted(sampler, tokens[i]) if usable else _no_choice(peaks[i], raw[i]))
     _add_logprobs(results, raw, samplers)
     return results
 
@@ -242,6 +243,20 @@ def _add_logprobs(
     )
     for (i, token), logprob in zip(chosen, found, strict=True):
         results[i] = Choice(token, logprob)
+
+
+def _no_choice(peak: float, raw: FloatRow) -> SpikeError:
+    """The error of a row without a finite best logit: the engine's fault, or the request's."""
+    given = float(raw[raw.argmax()])
+    if not math.isfinite(given):
+        return unusable(given)
+    return SpikeError(
+        "SPK608",
+        "sampling",
+        f"logit_bias, penalties and grammar leave no token to choose: the best logit was {given} "
+        f"and is {peak} after them.",
+        "Ban fewer tokens, or give smaller values.",
+    )
 
 
 def unusable(logit: float) -> SpikeError:

@@ -126,7 +126,13 @@ class SamplingParams:
         for name in given:
             text = name == "json_schema" or isinstance(getattr(self, name), str)
             _require(text, name, self, "a string")
-            _require(len(given) == 1, name, self, f"one of {', '.join(_GRAMMARS)}")
+        if len(given) > 1:
+            raise SpikeError(
+                "SPK608",
+                "sampling",
+                f"{' and '.join(given)} were given together; a text can follow one of them.",
+                f"Give one of {', '.join(_GRAMMARS)}.",
+            )
 
     def _check_ranges(self) -> None:
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self, "at least 1")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from .batch_window import BatchWindow, WindowPolicy
 from .blocks import BlockPool, BlockTable, Copies
+from .checks import require_instance
 from .chunking import ChunkPolicy
 from .kv_tier import KvTier
 from .length_order import LengthOrder, LengthPolicy
@@ -33,6 +34,9 @@ class SchedulingPolicy:
         window: waiting for company.
         lengths: who is expected to end soon goes earlier.
         prefix_cache: whether full blocks are remembered and shared (benchmarks of prompts: no).
+
+    Raises:
+        SpikeError: SPK608, a part that is of another kind.
     """
 
     qos: QosPolicy = field(default_factory=QosPolicy)
@@ -40,6 +44,13 @@ class SchedulingPolicy:
     window: WindowPolicy = field(default_factory=WindowPolicy)
     lengths: LengthPolicy = field(default_factory=LengthPolicy)
     prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        require_instance("qos", self.qos, QosPolicy)
+        require_instance("chunks", self.chunks, ChunkPolicy)
+        require_instance("window", self.window, WindowPolicy)
+        require_instance("lengths", self.lengths, LengthPolicy)
+        require_instance("prefix_cache", self.prefix_cache, bool)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,8 @@ class Scheduler:
         max_num_tokens: of one step.
         max_batch_size: sequences of one step.
         policy: see there.
+        prompt_rows: most tokens of a step from prompts whose log probabilities are wanted: each
+            makes a row of logits.
         tier: of evicted blocks, if there is one.
     """
 
@@ -76,12 +89,14 @@ class Scheduler:
         max_num_tokens: int,
         max_batch_size: int,
         policy: SchedulingPolicy,
+        prompt_rows: int,
         tier: KvTier | None = None,
     ) -> None:
         self._pool = pool
         self._tier = tier
         self._policy = policy
         self._budget = max_num_tokens
+        self._prompt_rows = prompt_rows
         # No more than the budget: so every running request gets at least one token a step.
         self._seats = min(max_batch_size, max_num_tokens)
         self._arrivals = 0
@@ -125,6 +140,20 @@ class Scheduler:
         self.preemptions += 1
         insort(self.waiting, request, key=_rank)
 
+    def start_over(self, requests: Sequence[Request]) -> None:
+        """Nobody runs and all blocks are blank; those of the requests that haven't ended wait.
+
+        Args:
+            requests: everybody there was before something went wrong, in queues or between them.
+        """
+        for request in requests:
+            if request.table is not None:
+                request.give_up_cache()
+                self.preemptions += 1
+        self._pool.reset()
+        self.running = []
+        self.waiting = sorted((r for r in requests if not r.finished), key=_rank)
+
     def _order(self, now: float) -> None:
         """Rank new requests by their expected length, each once."""
         fresh = [request for request in self.waiting if not request.ordered]
@@ -136,40 +165,43 @@ class Scheduler:
         self.waiting.sort(key=_rank)
 
     def _admit(self, now: float) -> None:
-        while self.waiting:
-            request = self.waiting[0]
-            while (table := self._seat(request)) is None:
-                victim = self._displaced_by(request)
-                if victim is None:
-                    return
-                self.preempt(victim)
-            self.waiting.remove(request)
+        while self.waiting and (table := self._seat(self.waiting[0])) is not None:
+            request = self.waiting.pop(0)
             request.enter_cache(table, now)
             insort(self.running, request, key=_rank)
 
     def _seat(self, request: Request) -> BlockTable | None:
-        """A table with room for all known tokens, if there is a seat and room.
-
-        Beside the running ones, a block for each of them stays free: who enters must not be thrown
-        out again by the next token of somebody else.
-        """
-        if len(self.running) >= self._seats:
+        """A table with room for all known tokens, if there is a seat and room, or can be made."""
+        may = self._policy.qos.may_displace
+        lower = [r for r in self.running if r.rank > request.rank and may(request.qos, r.qos)]
+        if len(self.running) - len(lower) >= self._seats:
             return None
         table, size = self._pool.table(request.cache_salt), len(request.tokens)
         start = table.adopt(request.tokens) if request.reuses_prefix else 0
-        if table.missing(start, size) + len(self.running) > self._pool.available:
+        victims = self._in_the_way(table.missing(start, size), lower)
+        if victims is None:
             table.release()
             return None
+        for victim in victims:
+            self.preempt(victim)
         if self._tier is not None and request.reuses_prefix:
             self._tier.restore(self._pool, table, request.tokens, self.costs.cost)
         table.grow(table.committed, size)
         return table
 
-    def _displaced_by(self, request: Request) -> Request | None:
-        """The last in rank of those who must make way for this one."""
-        behind = (r for r in reversed(self.running) if r.rank > request.rank)
-        may = self._policy.qos.may_displace
-        return next((r for r in behind if may(request.qos, r.qos)), None)
+    def _in_the_way(self, blocks: int, lower: list[Request]) -> list[Request] | None:
+        """The last of `lower`, as many as have to go for so many blocks; None if all are too few.
+
+        Beside the running ones, a block for each of them stays free: who enters must not be thrown
+        out again by the next token of somebody else.
+        """
+        for count in range(len(lower) + 1):
+            victims = lower[len(lower) - count :]
+            stay = len(self.running) - count
+            room = self._pool.available + self._pool.freed_by(_tables(victims))
+            if stay < self._seats and blocks + stay <= room:
+                return victims
+        return None
 
     def _decoding(self) -> list[Share]:
         """All tokens of those who have one, or a few, at a time; one stays for everybody else."""
@@ -199,16 +231,23 @@ class Scheduler:
         prompts = [request for request in self.running if request.catching_up]
         if not prompts:
             return []
+        rows = self._prompt_rows
         left = self._policy.chunks.most(self.costs, decoding, prompts[0].computed, left)
         shares = []
         for request in prompts:
             request.skip_known()
-            count = min(request.pending, left, request.most_tokens)
-            if count == 0:
-                break
-            shares.append(_share(request, count))
-            left -= count
+            count = min(request.pending, left)
+            if request.scores_prompt:
+                count = min(count, rows)
+                rows -= count
+            if count:
+                shares.append(_share(request, count))
+                left -= count
         return shares
+
+
+def _tables(requests: Sequence[Request]) -> list[BlockTable]:
+    return [request.table for request in requests if request.table is not None]
 
 
 def _share(request: Request, count: int) -> Share:

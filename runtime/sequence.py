@@ -30,7 +30,9 @@ class Timings:
         queue: from submission to the first step it took part in.
         prefill: from there to its first token.
         decode: from its first token to its last.
-        tokens: of each generated token, from submission to when it was chosen.
+        tokens: of each generated token, from submission to when it was chosen; 0 for those at the
+            beginning that a grammar forced before anything ran. The spans count from the first one
+            that the model chose.
     """
 
     queue: float
@@ -96,11 +98,18 @@ class Clock:
         self.started: float | None = None
         self.finished: float | None = None
         self.tokens: list[float] = []
+        self._forced = 0  # tokens that were there before the request was submitted
+
+    @property
+    def first(self) -> float | None:
+        """When the first token came that the model chose."""
+        return self.tokens[self._forced] if len(self.tokens) > self._forced else None
 
     def submit(self, now: Callable[[], float], moment: float) -> None:
         """The request has entered the queue; from here on this is its clock."""
         self.now, self.submitted = now, moment
-        self.tokens = [moment] * len(self.tokens)  # those a grammar forced already
+        self._forced = len(self.tokens)
+        self.tokens = [moment] * self._forced
 
     def start(self, now: float) -> None:
         """It takes part for the first time; later times change nothing."""
@@ -110,7 +119,7 @@ class Clock:
         """The spans between the moments; a span that never began is 0."""
         end = self.now() if self.finished is None else self.finished
         started = end if self.started is None else self.started
-        first = self.tokens[0] if self.tokens else end
+        first = end if self.first is None else self.first
         since = tuple(moment - self.submitted for moment in self.tokens)
         return Timings(started - self.submitted, max(0.0, first - started), end - first, since)
 
@@ -152,9 +161,7 @@ class Request:
         self.table: BlockTable | None = None  # while it runs
         self.qos: Qos = qos
         self.cache_salt = cache_salt
-        # False: every token's logits are wanted.
-        self.reuses_prefix = params.prompt_logprobs is None
-        self.most_tokens = limit  # of a step
+        self.scores_prompt = params.prompt_logprobs is not None  # every token's logits are wanted
         self.rank = (0.0, 0)  # the scheduler's
         self.ordered = False  # whether its expected length has moved its rank
         self._known = 0  # tokens it had when it was let in
@@ -205,6 +212,11 @@ class Request:
         if self.params.prompt_logprobs is None or known == self.prompt_tokens:
             return len(self.tokens)
         return known
+
+    @property
+    def reuses_prefix(self) -> bool:
+        """Whether tokens that others have computed need not be computed again."""
+        return not self.scores_prompt
 
     @property
     def finished(self) -> bool:
@@ -295,8 +307,9 @@ class Request:
         if self.table is not None:
             self.table.release()
             self.table = None
-        self.finish_reason, self.error = reason, error
+        self.error = error
         self.clock.finished = self.clock.now()
+        self.finish_reason = reason  # last: readers in other threads look at it without the lock
 
     def completion(self) -> Completion:
         """What has come so far; final once `finished`."""

@@ -7,7 +7,6 @@ that are wanted are written; which of each row is best comes out beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ class StreamingSession:
         limits: pool size and step limits.
         ops_library: our kernels.
         threads: for the kernels.
-        reading: see `open_session`.
+        spins: see `open_session`.
 
     Raises:
         SpikeError: SPK614, the model can't be loaded or has another interface.
@@ -46,12 +45,12 @@ class StreamingSession:
         limits: SessionLimits,
         ops_library: Path | None,
         threads: int,
-        reading: Callable[[], None] = lambda: None,
+        spins: bool = True,
     ) -> None:
         states = config.spike.states
         self._limits = limits
         # What there was to fuse is fused: the graph is little more than our kernels.
-        self._session = open_session(model, ops_library, threads, reading, optimise=False)
+        self._session = open_session(model, ops_library, threads, spins, optimise=False)
         inputs = {*StepInputs.NAMES, WANTED, *(state.input for state in states)}
         outputs = {LOGITS, BEST_IDS, BEST_LOGITS, *(state.output for state in states)}
         require_names(self._session, inputs, outputs, model)
@@ -64,7 +63,7 @@ class StreamingSession:
         for state in states:
             shape = (limits.num_blocks, limits.block_size, state.kv_heads, state.row_bytes)
             self._bind_pool(state.input, state.output, shape)
-        self._blocks: BlockBytes | None = BlockBytes(self._pools, limits.num_blocks)
+        self._blocks = BlockBytes(self._pools, limits.num_blocks)
 
     @property
     def limits(self) -> SessionLimits:
@@ -72,7 +71,7 @@ class StreamingSession:
         return self._limits
 
     @property
-    def blocks(self) -> BlockBytes | None:
+    def blocks(self) -> BlockBytes:
         """See `Session.blocks`: the kernels keep to that, for every cache format."""
         return self._blocks
 
@@ -105,8 +104,9 @@ class StreamingSession:
         """Let go of the model and the pools."""
         self._binding = None
         self._session = None
-        self._blocks = None
+        self._blocks.release()
         self._pools.clear()
+        self._logits = np.empty((0, self._limits.vocab_size), np.float32)
 
     def _bind(self, inputs: StepInputs, wanted: int) -> None:
         """Memory for steps of these sizes."""

@@ -72,6 +72,7 @@ class Turn:
         if not drafts or request.table.missing(start, stop) > pool.available:
             return 0
         self.copies += request.table.grow(start, stop)
+        request.lookup.drafted += len(drafts)
         self.drafts, self.tokens = drafts, [*self.tokens, *drafts]
         self.rows = range(self.rows.start, len(self.tokens))
         return len(drafts)
@@ -99,14 +100,16 @@ class Turn:
         if isinstance(choice, SpikeError):
             request.finish("error", choice)
             return False
-        right = depth < len(self.drafts) and choice.token == self.drafts[depth]
+        drafted = depth < len(self.drafts)
+        right = drafted and choice.token == self.drafts[depth]
+        if drafted and request.lookup is not None:  # before it may end, and be looked at
+            request.lookup.accepted += right
+            if not right or depth + 1 == len(self.drafts):
+                request.lookup.adapt(len(self.drafts), depth + right)
         request.accept(choice)
         if right:
             request.advance(1)  # its K and V are in the cache already
-        goes_on = right and not request.finished
-        if self.drafts and request.lookup is not None and not goes_on:
-            request.lookup.record(len(self.drafts), depth + right)
-        return goes_on
+        return right and not request.finished
 
 
 def add_drafts(turns: Sequence[Turn], budget: int, limits: SessionLimits, pool: BlockPool) -> None:

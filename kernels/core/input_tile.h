@@ -10,25 +10,28 @@ namespace {
 constexpr float kSmallestInput = 1e-30f;
 
 template <class V>
-void quantize_input(const Input& input, int64_t token, int64_t tokens) {
-  const int64_t blocks = input.k / 32;
-  for (int64_t i = token * blocks; i < (token + tokens) * blocks; ++i) {
-    const float* x = input.x + 32 * i;
-    const auto first = V::load_f32(x), second = V::load_f32(x + 16);
-    const float largest = V::largest_magnitude(first, second);
-    const bool finite = largest <= 3.4028235e38f;
-    const float inverse = finite && largest >= kSmallestInput ? 127 / largest : 0;
-    InputBlock& block = input.blocks[i];
-    const int32_t sum0 = V::store_codes(block.codes, first, inverse);
-    const int32_t sum1 = V::store_codes(block.codes + 16, second, inverse);
-    block.scale = !finite ? __builtin_nanf("") : inverse == 0 ? 0 : largest / 127;
-    block.negative_sum = -block.scale * static_cast<float>(sum0 + sum1);
-    block.negative_codes = -(sum0 + sum1);
-    block.negative_half[0] = -sum0;
-    block.negative_half[1] = -sum1;
-    block.negative_half_sum[0] = -block.scale * static_cast<float>(sum0);
-    block.negative_half_sum[1] = -block.scale * static_cast<float>(sum1);
-  }
+void quantize_block(const float* x, InputBlock& block) {
+  const auto first = V::load_f32(x), second = V::load_f32(x + 16);
+  const float largest = V::largest_magnitude(first, second);
+  const bool finite = largest <= 3.4028235e38f;
+  const float inverse = finite && largest >= kSmallestInput ? 127 / largest : 0;
+  const int32_t sum0 = V::store_codes(block.codes, first, inverse);
+  const int32_t sum1 = V::store_codes(block.codes + 16, second, inverse);
+  block.scale = !finite ? __builtin_nanf("") : inverse == 0 ? 0 : largest / 127;
+  block.negative_sum = -block.scale * static_cast<float>(sum0 + sum1);
+  block.negative_codes = -(sum0 + sum1);
+  block.negative_half[0] = -sum0;
+  block.negative_half[1] = -sum1;
+  block.negative_half_sum[0] = -block.scale * static_cast<float>(sum0);
+  block.negative_half_sum[1] = -block.scale * static_cast<float>(sum1);
+}
+
+template <class V>
+void quantize_tokens(const float* x, int64_t stride, int64_t tokens, int64_t blocks,
+                     InputBlock* out, int64_t out_stride) {
+  for (int64_t i = 0; i < tokens; ++i)
+    for (int64_t b = 0; b < blocks; ++b)
+      quantize_block<V>(x + i * stride + 32 * b, out[i * out_stride + b]);
 }
 
 /// e^x to about 2 ulp for -87 <= x <= 88; x is clamped to that range, NaN stays NaN.

@@ -9,22 +9,6 @@
 namespace spike {
 namespace {
 
-/// y[t, n] piece = products + bias + residual, in that order.
-void write_piece(const Piece& piece, const float* products, int64_t n, const float* bias,
-                 const float* residual, float* y) {
-  const int64_t stride = piece.groups * kTileRows, row = piece.group * kTileRows;
-  const int64_t rows = std::min(stride, n - row);
-  for (int64_t i = 0; i < piece.tokens; ++i, products += stride) {
-    const int64_t at = (piece.token + i) * n + row;
-    for (int64_t r = 0; r < rows; ++r) {
-      float value = products[r];
-      if (bias != nullptr) value += bias[row + r];
-      if (residual != nullptr) value += residual[at + r];
-      y[at + r] = value;
-    }
-  }
-}
-
 /// One piece of y[t, n] = w x + bias + residual.
 void linear_piece(const Matrix& w, const Input& input, const Piece& piece, const float* bias,
                   const float* residual, float* y) {
@@ -43,17 +27,9 @@ void linear_prepared(const Parallel& parallel, const Matrix& w, const Input& inp
   });
 }
 
-/// products[tokens, 16 * groups] += bias, as far as there are rows.
-void add_bias(const Piece& piece, int64_t n, const float* bias, float* products) {
-  if (bias == nullptr) return;
-  const int64_t stride = piece.groups * kTileRows, row = piece.group * kTileRows;
-  for (int64_t i = 0; i < piece.tokens; ++i, products += stride)
-    for (int64_t r = 0; r < std::min(stride, n - row); ++r) products[r] += bias[row + r];
-}
-
-/// middle[t, m] = act(gate x) * (up x).
+/// hidden[t, m] = act(gate x) * (up x).
 void gate_up(const Parallel& parallel, const GatedMlpWeights& weights, Activation act,
-             const Input& input, int64_t t, float* middle) {
+             const Input& input, int64_t t, const Hidden& hidden) {
   const Matrix &gate = weights.gate, &up = weights.up;
   // Both matrices are cut alike: by the smaller step if their formats have different ones.
   const bool gate_cuts = row_groups_per_step(gate.format) <= row_groups_per_step(up.format);
@@ -67,9 +43,25 @@ void gate_up(const Parallel& parallel, const GatedMlpWeights& weights, Activatio
       add_bias(p, gate.n, weights.gate_bias, gates);
       add_bias(p, up.n, weights.up_bias, ups);
       kernels.gate(act, gates, ups, p.tokens * p.groups * kTileRows);
-      write_piece(p, gates, gate.n, nullptr, nullptr, middle);
+      hidden.store(p, gates);
     });
   });
+}
+
+/// Tokens whose hidden values are kept at a time: few, to stay in a cache and take little memory.
+constexpr int64_t kMlpTokens = 2 * kTokensPerCall;
+
+/// gated_mlp of at most kMlpTokens tokens.
+void some_gated_mlp(const Parallel& parallel, const GatedMlpWeights& weights, Activation act,
+                    const float* x, int64_t t, const float* residual, float* y) {
+  const Matrix &gate = weights.gate, &up = weights.up, &down = weights.down;
+  static thread_local Scratch input_scratch, hidden_scratch;
+  // One quantisation serves both matrices; a float format reads only x and needs none.
+  const Format format = block_elements(gate.format) > 1 ? gate.format : up.format;
+  const Input input = prepare_input(parallel, format, x, t, gate.k, input_scratch);
+  const Hidden hidden(down.format, t, gate.n, hidden_scratch);
+  gate_up(parallel, weights, act, input, t, hidden);
+  linear_prepared(parallel, down, hidden.input(), t, weights.down_bias, residual, y);
 }
 
 }  // namespace
@@ -111,17 +103,12 @@ void linear_qkv(const Parallel& parallel, const QkvWeights& weights, const float
 
 void gated_mlp(const Parallel& parallel, const GatedMlpWeights& weights, Activation act,
                const float* x, int64_t t, const float* residual, float* y) {
-  if (t == 0) return;
-  const Matrix &gate = weights.gate, &up = weights.up, &down = weights.down;
-  static thread_local Scratch input_scratch, middle_scratch, codes_scratch;
-  // One quantisation serves both matrices; a float format reads only x and needs none.
-  const Format format = block_elements(gate.format) > 1 ? gate.format : up.format;
-  const Input input = prepare_input(parallel, format, x, t, gate.k, input_scratch);
-  const size_t bytes = static_cast<size_t>(t * gate.n) * sizeof(float);
-  float* middle = reinterpret_cast<float*>(middle_scratch.reserve(bytes));
-  gate_up(parallel, weights, act, input, t, middle);
-  const Input down_input = prepare_input(parallel, down.format, middle, t, down.k, codes_scratch);
-  linear_prepared(parallel, down, down_input, t, weights.down_bias, residual, y);
+  const int64_t k = weights.gate.k, n = weights.down.n;
+  for (int64_t token = 0; token < t; token += kMlpTokens) {
+    const float* added = residual == nullptr ? nullptr : residual + token * n;
+    some_gated_mlp(parallel, weights, act, x + token * k, std::min(kMlpTokens, t - token), added,
+                   y + token * n);
+  }
 }
 
 }  // namespace spike

@@ -16,7 +16,7 @@ SPIKE_TARGET_BEGIN(SPIKE_AVX2)
 SPIKE_TARGET_END
 
 namespace spike {
-const LinearKernels kLinearAvx2 = {quantize_input<Avx2Lines>, dot_rows<Avx2Lines>,
-                                   gate_values<Avx2Lines>};
+const LinearKernels kLinearAvx2 = {quantize_tokens<Avx2Lines>, dot_rows<Avx2Lines>,
+                                   gate_values<Avx2Lines>, finish_products<Avx2Lines>};
 }  // namespace spike
 #endif

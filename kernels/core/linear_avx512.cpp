@@ -16,7 +16,7 @@ SPIKE_TARGET_BEGIN(SPIKE_AVX512)
 SPIKE_TARGET_END
 
 namespace spike {
-const LinearKernels kLinearAvx512 = {quantize_input<Avx512Lines>, dot_rows<Avx512Lines>,
-                                     gate_values<Avx512Lines>};
+const LinearKernels kLinearAvx512 = {quantize_tokens<Avx512Lines>, dot_rows<Avx512Lines>,
+                                     gate_values<Avx512Lines>, finish_products<Avx512Lines>};
 }  // namespace spike
 #endif

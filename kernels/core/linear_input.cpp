@@ -37,10 +37,44 @@ Input prepare_input(const Parallel& parallel, Format format, const float* x, int
   input.blocks = reinterpret_cast<InputBlock*>(scratch.reserve(bytes));
   const int64_t tasks = t * k < kParallelElements ? 1 : std::min<int64_t>(t, parallel.threads * 2);
   parallel(tasks, [&](int64_t task) {
-    const int64_t first = t * task / tasks, last = t * (task + 1) / tasks;
-    linear_kernels().quantize(input, first, last - first);
+    const int64_t first = t * task / tasks, last = t * (task + 1) / tasks, blocks = k / 32;
+    linear_kernels().quantize(x + first * k, k, last - first, blocks, input.blocks + first * blocks,
+                              blocks);
   });
   return input;
+}
+
+void add_bias(const Piece& piece, int64_t n, const float* bias, float* products) {
+  if (bias == nullptr) return;
+  const int64_t stride = piece.groups * kTileRows, row = piece.group * kTileRows;
+  linear_kernels().finish(products, stride, piece.tokens, std::min(stride, n - row), bias + row,
+                          nullptr, products, stride);
+}
+
+void write_piece(const Piece& piece, const float* products, int64_t n, const float* bias,
+                 const float* residual, float* y) {
+  const int64_t stride = piece.groups * kTileRows, row = piece.group * kTileRows;
+  const int64_t at = piece.token * n + row;
+  linear_kernels().finish(products, stride, piece.tokens, std::min(stride, n - row),
+                          bias == nullptr ? nullptr : bias + row,
+                          residual == nullptr ? nullptr : residual + at, y + at, n);
+}
+
+Hidden::Hidden(Format format, int64_t t, int64_t m, Scratch& scratch) {
+  input_.k = m;
+  const size_t values = static_cast<size_t>(t * m);
+  if (block_elements(format) == 1)
+    input_.x = values_ = reinterpret_cast<float*>(scratch.reserve(values * sizeof(float)));
+  else
+    input_.blocks =
+        reinterpret_cast<InputBlock*>(scratch.reserve(values / 32 * sizeof(InputBlock)));
+}
+
+void Hidden::store(const Piece& piece, const float* values) const {
+  if (values_ != nullptr) return write_piece(piece, values, input_.k, nullptr, nullptr, values_);
+  const int64_t blocks = input_.k / 32;
+  linear_kernels().quantize(values, piece.groups * kTileRows, piece.tokens, piece.groups / 2,
+                            input_.blocks + piece.token * blocks + piece.group / 2, blocks);
 }
 
 Pieces::Pieces(const Matrix& w, int64_t t, int threads)

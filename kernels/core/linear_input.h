@@ -56,4 +56,27 @@ class Pieces {
   int64_t step_, groups_, steps_, tokens_, token_blocks_, block_tokens_, tasks_;
 };
 
+/// products[tokens, 16 * groups] += bias of the piece's rows; nothing if it is null.
+void add_bias(const Piece& piece, int64_t n, const float* bias, float* products);
+
+/// Piece of y[t, n] = products + bias + residual, in that order; bias [n], residual [t, n]: null or
+/// given.
+void write_piece(const Piece& piece, const float* products, int64_t n, const float* bias,
+                 const float* residual, float* y);
+
+/// Hidden values [t, m] of an MLP on their way into a product with weights of `format`: kept as that
+/// product reads them, so that block formats never see them as floats in memory.
+class Hidden {
+ public:
+  Hidden(Format format, int64_t t, int64_t m, Scratch& scratch);
+
+  /// Takes a piece, values[tokens, 16 * groups]; for block formats `groups` is even.
+  void store(const Piece& piece, const float* values) const;
+  const Input& input() const { return input_; }
+
+ private:
+  Input input_;
+  float* values_ = nullptr;
+};
+
 }  // namespace spike

@@ -29,9 +29,11 @@ struct Input {
 };
 
 struct LinearKernels {
-  /// Fills the blocks of tokens [token, token + tokens) from x; k is a multiple of 32.
+  /// out[i, b] = block b of token i, for `tokens` i and `blocks` b. A token's floats are `stride`
+  /// apart in x, its blocks `out_stride` in out.
   /// A block that holds NaN or infinity gets scale NaN, so that the fault stays visible.
-  void (*quantize)(const Input& input, int64_t token, int64_t tokens);
+  void (*quantize)(const float* x, int64_t stride, int64_t tokens, int64_t blocks, InputBlock* out,
+                   int64_t out_stride);
 
   /// out[i, 16 * groups] = dot products of tokens [token, token + tokens) with the rows of `groups`
   /// row groups from `group` on (1 <= groups <= row_groups_per_step).
@@ -40,6 +42,12 @@ struct LinearKernels {
 
   /// gate[i] = act(gate[i]) * up[i].
   void (*gate)(Activation act, float* gate, const float* up, int64_t count);
+
+  /// y[i, r] = products[i, r] + bias[r] + residual[i, r], in that order, for `tokens` i and `rows` r.
+  /// A token's products are `stride` apart, its y and residual n. bias, residual: null or given; y
+  /// may be the same memory as products or residual.
+  void (*finish)(const float* products, int64_t stride, int64_t tokens, int64_t rows,
+                 const float* bias, const float* residual, float* y, int64_t n);
 };
 
 /// Row groups that one call of `dot` may take: what the register blocking of the format uses.

@@ -10,7 +10,7 @@
 
 namespace spike {
 
-const LinearKernels kLinearScalar = {quantize_input<ScalarLines>, dot_rows<ScalarLines>,
-                                     gate_values<ScalarLines>};
+const LinearKernels kLinearScalar = {quantize_tokens<ScalarLines>, dot_rows<ScalarLines>,
+                                     gate_values<ScalarLines>, finish_products<ScalarLines>};
 
 }  // namespace spike

@@ -377,5 +377,38 @@ void dot_rows(const Matrix& w, const Input& input, int64_t group, int64_t groups
   }
 }
 
+// --- from products to results --------------------------------------------------------------------
+
+/// One token's rows; see LinearKernels::finish.
+template <class V, bool kBias, bool kResidual>
+void finish_row(const float* products, int64_t rows, const float* bias, const float* residual,
+                float* y) {
+  int64_t r = 0;
+  for (; r + kTileRows <= rows; r += kTileRows) {
+    auto value = V::load_f32(products + r);
+    if constexpr (kBias) value = V::add(value, V::load_f32(bias + r));
+    if constexpr (kResidual) value = V::add(value, V::load_f32(residual + r));
+    V::store_f32(y + r, value);
+  }
+  for (; r < rows; ++r) {
+    float value = products[r];
+    if constexpr (kBias) value += bias[r];
+    if constexpr (kResidual) value += residual[r];
+    y[r] = value;
+  }
+}
+
+template <class V>
+void finish_products(const float* products, int64_t stride, int64_t tokens, int64_t rows,
+                     const float* bias, const float* residual, float* y, int64_t n) {
+  const auto row = bias == nullptr ? (residual == nullptr ? finish_row<V, false, false>
+                                                          : finish_row<V, false, true>)
+                                   : (residual == nullptr ? finish_row<V, true, false>
+                                                          : finish_row<V, true, true>);
+  for (int64_t i = 0; i < tokens; ++i)
+    row(products + i * stride, rows, bias, residual == nullptr ? nullptr : residual + i * n,
+        y + i * n);
+}
+
 }  // namespace
 }  // namespace spike

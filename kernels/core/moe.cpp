@@ -76,20 +76,15 @@ void for_experts(const Parallel& parallel, const Matrix& w, const Order& order, 
   });
 }
 
-/// products[tokens, 16 * groups] += bias of the piece's rows.
-void add_bias(const Piece& p, int64_t n, const float* bias, float* products) {
-  const int64_t stride = p.groups * kTileRows, row = p.group * kTileRows;
-  const int64_t rows = std::min(stride, n - row);
-  for (int64_t i = 0; i < p.tokens; ++i, products += stride)
-    for (int64_t r = 0; r < rows; ++r) products[r] += bias[row + r];
+/// The piece among all sorted rows.
+Piece within(const Segment& segment, Piece piece) {
+  piece.token += segment.first;
+  return piece;
 }
 
-/// out[first + i, rows of the piece] = products.
-void write(const Piece& p, const float* products, int64_t n, int64_t first, float* out) {
-  const int64_t stride = p.groups * kTileRows, row = p.group * kTileRows;
-  const size_t bytes = static_cast<size_t>(std::min(stride, n - row)) * sizeof(float);
-  for (int64_t i = 0; i < p.tokens; ++i, products += stride)
-    std::memcpy(out + (first + p.token + i) * n + row, products, bytes);
+/// A bias of stacked experts: expert's own, or null.
+const float* bias_of(const float* biases, int64_t expert, int64_t n) {
+  return biases == nullptr ? nullptr : biases + expert * n;
 }
 
 /// gates = act(gates) * ups, clamped if the experts say so.
@@ -136,9 +131,9 @@ Input sorted_input(const Parallel& parallel, const Experts& experts, const Order
   return sorted;
 }
 
-/// middle[rows, m] = gated product of each sorted row's expert.
+/// hidden[rows, m] = gated product of each sorted row's expert.
 void gate_up(const Parallel& parallel, const Experts& experts, const Order& order,
-             const Input& input, bool shared, float* middle) {
+             const Input& input, bool shared, const Hidden& hidden) {
   const Matrix &gates = experts.gate, &ups = experts.up;
   const int64_t m = gates.n;
   // Both matrices are cut alike: by the smaller step if their formats have different ones.
@@ -149,14 +144,14 @@ void gate_up(const Parallel& parallel, const Experts& experts, const Order& orde
     const int64_t token = (shared ? 0 : s.first) + p.token;
     kernels.dot(of_expert(gates, s.expert), input, p.group, p.groups, token, p.tokens, g);
     kernels.dot(of_expert(ups, s.expert), input, p.group, p.groups, token, p.tokens, u);
-    if (experts.gate_bias != nullptr) add_bias(p, m, experts.gate_bias + s.expert * m, g);
-    if (experts.up_bias != nullptr) add_bias(p, m, experts.up_bias + s.expert * m, u);
+    add_bias(p, m, bias_of(experts.gate_bias, s.expert, m), g);
+    add_bias(p, m, bias_of(experts.up_bias, s.expert, m), u);
     gate(experts, g, u, p.tokens * p.groups * kTileRows);
-    write(p, g, m, s.first, middle);
+    hidden.store(within(s, p), g);
   });
 }
 
-/// out[rows, n] = down(middle) of each sorted row's expert.
+/// out[rows, n] = down(hidden) of each sorted row's expert.
 void down(const Parallel& parallel, const Experts& experts, const Order& order,
           const Input& input, float* out) {
   const Matrix& w = experts.down;
@@ -164,9 +159,8 @@ void down(const Parallel& parallel, const Experts& experts, const Order& order,
     alignas(64) float products[kCallFloats];
     linear_kernels().dot(of_expert(w, s.expert), input, p.group, p.groups, s.first + p.token,
                          p.tokens, products);
-    if (experts.down_bias != nullptr)
-      add_bias(p, w.n, experts.down_bias + s.expert * w.n, products);
-    write(p, products, w.n, s.first, out);
+    write_piece(within(s, p), products, w.n, bias_of(experts.down_bias, s.expert, w.n), nullptr,
+                out);
   });
 }
 
@@ -175,7 +169,7 @@ void down(const Parallel& parallel, const Experts& experts, const Order& order,
 void moe(const Parallel& parallel, const Experts& experts, const float* x, int64_t t,
          const float* weights, const int64_t* ids, int64_t top, float* y) {
   if (t == 0) return;
-  static thread_local Scratch middle_scratch, codes_scratch, out_scratch;
+  static thread_local Scratch hidden_scratch, out_scratch;
   static thread_local Order kept;
   Order& order = kept;  // tasks run on other threads, which have one of their own
   const int64_t rows = t * top, m = experts.gate.n, n = experts.down.n;
@@ -183,14 +177,11 @@ void moe(const Parallel& parallel, const Experts& experts, const float* x, int64
   // Every expert of a single token reads it where it is, unless it was chosen twice.
   const bool shared = t == 1 && static_cast<int64_t>(order.segments.size()) == rows;
   const Input input = sorted_input(parallel, experts, order, x, t, top, shared);
-  float* middle = reinterpret_cast<float*>(
-      middle_scratch.reserve(static_cast<size_t>(rows * m) * sizeof(float)));
-  gate_up(parallel, experts, order, input, shared, middle);
-  const Input down_input =
-      prepare_input(parallel, experts.down.format, middle, rows, m, codes_scratch);
+  const Hidden hidden(experts.down.format, rows, m, hidden_scratch);
+  gate_up(parallel, experts, order, input, shared, hidden);
   float* out = reinterpret_cast<float*>(
       out_scratch.reserve(static_cast<size_t>(rows * n) * sizeof(float)));
-  down(parallel, experts, order, down_input, out);
+  down(parallel, experts, order, hidden.input(), out);
   share(parallel, t, rows * n, [&](int64_t first, int64_t last) {
     for (int64_t token = first; token < last; ++token) {
       float* to = y + token * n;

@@ -157,6 +157,16 @@ def test_run_with_ids_a_seed_and_a_stop(engine: Path) -> None:
     assert stopped["text"] == first["text"][: first["text"].index(stop)]
 
 
+def test_run_with_a_grammar_and_log_probabilities(engine: Path) -> None:
+    words = ("run", engine, "Hello", "--regex", "(yes|no), [0-9]{3}", "--logprobs", 2)
+    done = call("spike", *words)
+    assert re.fullmatch("(yes|no), [0-9]{3}\n", done.stdout)
+    assert "logprob" in done.stderr
+    last = json.loads(call("spike", *words, "--json").stdout.splitlines()[-1])
+    assert last["text"] + "\n" == done.stdout
+    assert len(last["logprobs"]) == len(last["token_ids"])
+
+
 def test_run_tells_what_is_wrong(engine: Path, tmp_path: Path) -> None:
     done = call("spike", "run", tmp_path, "x")
     assert (done.returncode, done.stdout) == (3, "")

@@ -601,3 +601,23 @@ def test_a_tier_that_can_not_be(tmp_path: Path) -> None:
     for directory, size in ((tmp_path / "missing", 1 << 20), (tmp_path, 31)):
         with pytest.raises(SpikeError, match="SPK618"):
             open_tiered(directory, 1.0, size)
+
+
+def test_a_tier_where_no_block_is_kept(tmp_path: Path) -> None:
+    """Functional engines, and engines without a prefix cache: said, not passed over."""
+    tier = TierOptions(tmp_path, 1 << 20)
+    loaded = open_toy()[0]._loaded
+    off = SchedulingPolicy(prefix_cache=False)
+    with pytest.raises(SpikeError, match="SPK618"):
+        SpikeEngine.from_loaded(loaded, scheduling=off, kv_tier=tier)
+    loaded.session.blocks = None  # type: ignore[misc]
+    with pytest.raises(SpikeError, match="SPK618"):
+        SpikeEngine.from_loaded(loaded, kv_tier=tier)
+
+
+def test_policies_of_another_kind() -> None:
+    loaded = open_toy()[0]._loaded
+    with pytest.raises(SpikeError, match=r"SPK608.*scheduling"):
+        SpikeEngine.from_loaded(loaded, scheduling="fast")  # type: ignore[arg-type]
+    with pytest.raises(SpikeError, match=r"SPK608.*kv_tier"):
+        SpikeEngine.from_loaded(loaded, kv_tier="/tmp")  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,19 @@ def test_forced_tokens_need_no_step(engine: LoadedEngine) -> None:
     # The last tokens are forced: they are never computed at all.
     assert computed - prompt < generated - 3
     assert asked >= generated  # letter by letter or not, but each from its own step
+
+
+def test_forced_tokens_at_the_beginning_do_not_stretch_the_spans(engine: LoadedEngine) -> None:
+    """Queue, prefill and decode follow each other; the first ends with the model's own choice."""
+    schema = {"type": "object", "properties": {"rather_long_name": {"type": "boolean"}},
+              "required": ["rather_long_name"], "additionalProperties": False}  # fmt: skip
+    begun = time.perf_counter()
+    timings = run(engine, ["x"], json_schema=schema)[0].timings
+    whole = time.perf_counter() - begun
+    assert timings.tokens[0] == 0 < timings.tokens[-1]  # forced, chosen
+    assert timings.prefill > 0
+    assert timings.queue + timings.prefill + timings.decode <= whole
+    assert timings.queue + timings.prefill == pytest.approx(min(filter(None, timings.tokens)))
 
 
 def test_a_batch_gives_what_each_gives_alone(engine: LoadedEngine) -> None:

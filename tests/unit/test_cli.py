@@ -160,6 +160,9 @@ def test_what_is_not_in_this_version_says_so(
         (["inspect", "E", "presicion"], "SPK807", "Did you mean precision?"),
         (["inspect", "overflow", "M", "--dtype", "float32"], "SPK807", "float16, bfloat16"),
         (["run", "E", "--token-ids", "1,x"], "SPK807", "'1,x'"),
+        (["run", "E", "--logit-bias", "3=1", "--logit-bias", "4"], "SPK807", "'3=1 4'"),
+        (["run", "E", "--logit-bias", "a=1"], "SPK807", "ID=NUMBER"),
+        (["run", "E", "--json-schema", "@/missing"], "SPK807", "--json-schema '@/missing'"),
     ],
 )
 def test_wrong_values(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import io
 import json
 import signal
@@ -10,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spikeinfer import SpikeError
+from spikeinfer import SamplingParams, SpikeError
+from spikeinfer.cli import run_engine
 from spikeinfer.console import chat, generate
 from spikeinfer.console.generate import Ask
+from spikeinfer.console.sampling import sampling_options
 from spikeinfer.console.terminal import Terminal
+from spikeinfer.runtime.logprobs import TokenLogprob
 from spikeinfer.runtime.sequence import Completion, Timings
 
 QUIET = Terminal()
@@ -80,6 +85,49 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return generate.generate(Path("E"), ask, {"max_tokens": 9}, {}, terminal)
 
     return call
+
+
+def test_flags_are_the_keywords_of_a_request(tmp_path: Path) -> None:
+    (tmp_path / "schema").write_text('{"type": "object"}')
+    flags = {"engine": Path("E"), "prompt": "p", "top_k": 5, "seed": None, "json": True,
+             "logit_bias": ["3=-inf", "7=1.5"], "json_schema": f"@{tmp_path / 'schema'}",
+             "speculative": "auto"}  # fmt: skip
+    assert sampling_options(flags) == {
+        "top_k": 5,
+        "logit_bias": {3: float("-inf"), 7: 1.5},
+        "json_schema": '{"type": "object"}',
+        "speculative": "auto",
+    }
+    with pytest.raises(SpikeError, match="SPK608"):
+        sampling_options({"typical_p": 2.0})
+    assert sampling_options({"regex": "a@b"}) == {"regex": "a@b"}
+
+
+def test_every_flag_of_sampling_is_an_option_of_a_request() -> None:
+    names = set(inspect.signature(run_engine).parameters)
+    options = {field.name for field in dataclasses.fields(SamplingParams)}
+    others = {"engine", "prompt", "chat", "system", "token_ids", "max_seq_len", "threads", "json",
+              "log_level"}  # fmt: skip
+    assert names - others < options
+
+
+def test_log_probabilities_are_shown(
+    answer: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [TokenLogprob(7, -0.5, 2, ((3, -0.25), (7, -0.5))), TokenLogprob(9, -1.0, 1)]
+    engine, plain = FakeEngine("a", "b"), FakeStream.completion
+    engine.has_tokenizer = False
+    with_logprobs = property(lambda self: dataclasses.replace(plain.fget(self), logprobs=found))
+    monkeypatch.setattr(FakeStream, "completion", with_logprobs)
+    answer(engine, Ask("p"))
+    lines = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert lines[0] == ["token", "logprob", "rank"]
+    assert lines[2:4] == [["7", "-0.500", "2", "3", "-0.250", "7", "-0.500"], ["9", "-1.000", "1"]]
+    answer(engine, Ask("p"), Terminal(json=True))
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["logprobs"][0] == {
+        "token_id": 7, "logprob": -0.5, "rank": 2, "top": [[3, -0.25], [7, -0.5]],
+    }  # fmt: skip
 
 
 def test_text_goes_to_stdout_figures_to_stderr(

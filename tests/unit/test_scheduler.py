@@ -128,6 +128,19 @@ def test_a_realtime_request_takes_the_place_of_a_batch_one() -> None:
     assert waited.completions[2].timings.tokens[0] > 1
 
 
+def test_nobody_makes_way_for_a_request_that_still_could_not_enter() -> None:
+    """The first holds 17 blocks, the second 3; the third needs 10, and one in reserve for each."""
+    load = [
+        arrival(0, 512, 100, "realtime", kind=0),
+        arrival(0, 64, 60, "batch", kind=1),
+        arrival(0.2, 320, 20, "realtime", kind=2),
+    ]
+    for num_blocks, preemptions in ((27, [0, 0, 0]), (30, [0, 1, 0]), (40, [0, 0, 0])):
+        outcome = simulate(load, limits(num_blocks), COST)
+        assert all_end(outcome, load)
+        assert [c.preemptions for c in outcome.completions] == preemptions
+
+
 def test_a_shared_prefix_is_computed_once() -> None:
     prefix = list(range(1024))
     load = [Arrival(float(i), [*prefix, 5000 + i], 5) for i in range(4)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -13,6 +14,7 @@ from spikeinfer.runtime.prompt_lookup import PromptLookup
 from spikeinfer.runtime.sampling_params import SamplingParams
 from spikeinfer.runtime.sequence import Completion, Request
 from spikeinfer.runtime.session import BestLogits, SessionLimits, StepInputs, best_of
+from spikeinfer.runtime.step_cost import StepShape
 
 VOCAB = 23
 
@@ -94,6 +96,18 @@ def test_prompts_are_scored_in_any_chunks(budget: int) -> None:
         plain = run(FakeSession(), prompt)[0]
         assert plain.token_ids == done.token_ids
         assert plain.prompt_logprobs is None
+
+
+def test_scored_prompts_share_the_rows_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each alone may have ten rows; six of them together have no more."""
+    monkeypatch.setattr("spikeinfer.runtime.loop.LOGITS_BYTES", 4 * VOCAB * 10)
+    prompts = [[i, *range(14)] for i in range(6)]
+    session = FakeSession()
+    found = run(session, *prompts, prompt_logprobs=1, max_tokens=2)
+    assert max(inputs.logit_rows.size for inputs in session.steps) <= 10 + 6
+    expected = run(FakeSession(), *prompts, max_tokens=2)
+    assert [c.token_ids for c in found] == [c.token_ids for c in expected]
+    assert [len(c.prompt_logprobs or ()) for c in found] == [15] * 6
 
 
 def test_only_rows_that_are_asked_for_are_computed() -> None:
@@ -187,6 +201,25 @@ def test_a_full_sequence_gets_no_drafts_beyond_its_end() -> None:
     for most in range(1, 20):
         done = run(FakeSession(), [3, 3, 3, 3, 3], max_tokens=most, speculative="prompt_lookup")[0]
         assert len(done.token_ids) == most
+
+
+def test_drafts_are_counted_before_a_reader_can_see_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Completion] = []
+    finish = Request.finish
+
+    def watched(request: Request, *arguments: Any) -> None:
+        finish(request, *arguments)
+        seen.append(request.completion())
+
+    monkeypatch.setattr(Request, "finish", watched)
+    for most in range(5, 40):
+        session = FakeSession()
+        session.memory = 1
+        done = run(session, [1, 2], max_tokens=most, speculative="prompt_lookup")[0]
+        assert seen.pop().speculation == done.speculation
+        assert not seen
 
 
 class GroupedSession(FakeSession):
@@ -296,3 +329,81 @@ def test_an_interrupt_while_tokens_are_given_out_ends_the_requests_of_that_step(
     assert loop.idle
     assert [request.completion().finish_reason for request in requests] == ["error", "error"]
     assert loop.pool.owned == 0
+
+
+class FailingSession(FakeSession):
+    """Its third step fails."""
+
+    def step(self, inputs: StepInputs) -> np.ndarray:
+        logits = super().step(inputs)
+        if len(self.steps) == 3:
+            raise RuntimeError("broken")
+        return logits
+
+
+def test_a_failed_step_teaches_nothing_and_counts_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, requests = started(FailingSession(), [1, 2], [3])
+    shapes: list[StepShape] = []
+    monkeypatch.setattr(
+        loop.scheduler.costs, "observe", lambda shape, seconds: shapes.append(shape)
+    )
+    while not loop.idle:
+        loop.step()
+    assert [request.completion().finish_reason for request in requests] == ["error", "error"]
+    assert len(shapes) == loop.stats().steps == 2
+    assert loop.stats().tokens == sum(shape.tokens for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["turn.Turn.draft", "scheduler.Scheduler._prompts", "scheduler.Scheduler._seat"],
+)
+def test_a_fault_in_planning_ends_who_is_there_and_nobody_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("fault")
+
+    loop, requests = started(FakeSession(), [1, 2], [3])
+    loop.step()
+    loop.add(Request([9], SamplingParams(max_tokens=4), 64, (), None))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"spikeinfer.runtime.{where}", broken)
+        loop.step()
+    assert loop.idle
+    for request in requests:
+        error = request.completion().error
+        assert error is not None
+        assert (error.code, "fault" in str(error)) == ("SPK616", True)
+    assert (loop.pool.owned, loop.pool.available) == (0, loop.pool.num_blocks)
+    fresh = Request([1, 2], SamplingParams(max_tokens=4), 64, (), None)
+    loop.add(fresh)
+    while not loop.idle:
+        loop.step()
+    assert fresh.completion().token_ids == run(FakeSession(), [1, 2], max_tokens=4)[0].token_ids
+
+
+def test_an_interrupt_while_planning_costs_nobody_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any call that planning makes of its own."""
+    prompts = [[1, 2, 3], [4, 5], [6]]
+    expected = [done.token_ids for done in run(FakeSession(), *prompts)]
+    names = ["blocks.BlockTable.grow", "sequence.Request.enter_cache", "turn.Turn.draft",
+             "scheduler.Scheduler._decoding", "blocks.BlockPool.take"]  # fmt: skip
+    for name, after in itertools.product(names, range(3)):
+        loop, requests = started(FakeSession(), *prompts)
+        for _ in range(after):
+            loop.step()
+        with monkeypatch.context() as patch:
+
+            def interrupted(*_: object) -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr(f"spikeinfer.runtime.{name}", interrupted)
+            with contextlib.suppress(KeyboardInterrupt):
+                loop.step()
+        while not loop.idle:
+            loop.step()
+        assert [request.completion().token_ids for request in requests] == expected
+        assert (loop.pool.owned, loop.pool.available) == (0, loop.pool.num_blocks)
