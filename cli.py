@@ -86,7 +86,7 @@ def build(
             "--quantization",
             "-q",
             help="none, q2_k, q3_k_m, q4_k_s, q4_k_m, q5_k_m, q6_k, q8_0, f16, bf16, f32; the old "
-            "q4_0, q4_1, q5_0, q5_1.",
+            "q4_0, q4_1, q5_0, q5_1; int4_sym for tensorrt.",
         ),
     ] = None,
     quantizer: Annotated[
@@ -110,7 +110,7 @@ def build(
     kv_cache_dtype: Annotated[str | None, Flag(help="auto, f32, f16, int8, int4.")] = None,
     tokens_per_block: Annotated[int | None, Flag(help="Block size of the paged cache.")] = None,
     workers: Annotated[int | None, Flag(help="Threads of the quantiser; 0 = one per CPU.")] = None,
-    backend: Annotated[str | None, Flag(help="onnxruntime.")] = None,
+    backend: Annotated[str | None, Flag(help="onnxruntime, tensorrt.")] = None,
     golden: Annotated[
         str | None, Flag(help="Golden gate: auto, off, or a golden set's file or name.")
     ] = None,
@@ -144,7 +144,19 @@ def build(
     imatrix: Annotated[
         Path | None, Flag(help="Importances by spike calibrate: weigh the quantiser's errors.")
     ] = None,
-    target_sm: Annotated[str | None, Flag(help="(not in this version)")] = None,
+    target_sm: Annotated[
+        str | None, Flag(help="GPUs of a TensorRT engine: sm89,sm120; current = the one here.")
+    ] = None,
+    plan_only: Annotated[
+        bool | None, Flag("--plan-only", help="Write a TensorRT network's plan, no engine.")
+    ] = None,
+    weight_streaming: Annotated[
+        bool | None,
+        Flag("--weight-streaming", help="Let a TensorRT engine keep weights in host memory."),
+    ] = None,
+    timing_cache: Annotated[
+        Path | None, Flag(help="File that TensorRT keeps its measurements in.")
+    ] = None,
     json: Json = False,
     log_level: Level = LogLevel.INFO,
 ) -> None:

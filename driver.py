@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,10 +13,12 @@ import numpy.typing as npt
 
 from . import __version__
 from .compiler.assembly.budget import Solver, open_solver
+from .compiler.assembly.emulation import EXECUTED
 from .compiler.assembly.evidence import FLOAT_NAMES, Scorers, limits, mean_kl, measure
 from .compiler.assembly.feedback import quantize_model
 from .compiler.assembly.footprint import peak_memory
 from .compiler.assembly.memory import memory_report
+from .compiler.assembly.network_constants import NetworkConstants
 from .compiler.assembly.overrides import Overrides, first_given
 from .compiler.assembly.pipeline import (
     DumpIr,
@@ -35,6 +38,13 @@ from .compiler.assembly.settings import (
     sequence_limit,
 )
 from .compiler.assembly.source import Source, open_source, requantised
+from .compiler.assembly.tensorrt import (
+    Network,
+    plan_document,
+    require_target,
+    storable,
+    write_plan,
+)
 from .compiler.assembly.tokenizer import compact_tokenizer
 from .compiler.assembly.weighting import Weighting, weighting
 from .compiler.assembly.weights import (
@@ -44,9 +54,10 @@ from .compiler.assembly.weights import (
     write_weights,
 )
 from .compiler.backends import emit_onnx
+from .compiler.backends.tensorrt import build_engine
 from .compiler.engine import EngineConfig, EngineWriter, Evidence, Manifest
 from .compiler.engine.config import MIXED, RELATIVE_ERROR
-from .compiler.engine.manifest import MODEL, WEIGHTS
+from .compiler.engine.manifest import MODEL, NETWORK, WEIGHTS
 from .compiler.frontend.checkpoint import Checkpoint
 from .compiler.frontend.import_model import import_model
 from .compiler.ir import Graph, parse_graph, print_graph
@@ -70,7 +81,7 @@ __all__ = ["BuildRequest", "BuildResult", "Progress", "build"]
 class BuildResult:
     """What a build gave; `memory` as in the engine's report.
 
-    A dry run has no `manifest`; `peak_memory` is its estimate of the build's resident bytes.
+    A dry run has no `manifest`, nor has a build that only wrote the plan of a `network`; `peak_memory` is its estimate of the build's resident bytes.
     """
 
     output_dir: Path
@@ -82,6 +93,7 @@ class BuildResult:
     memory: Mapping[str, object]
     manifest: Manifest | None = None
     peak_memory: int | None = None
+    network: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +133,8 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
             from its source, SPK420 (exit 4) if no engine keeps the quality budget.
     """
     tell = progress or Progress()
+    if request.backend == "tensorrt":
+        require_target(request)
     traced = _trace(request, tell)
     if request.budgeted:
         return _solve(request, traced, tell)
@@ -133,7 +147,9 @@ def build(request: BuildRequest, progress: Progress | None = None) -> BuildResul
         return BuildResult(
             request.output_dir, None, off, work.reports, plan, size, work.memory, peak_memory=peak
         )
-    result = _assemble(work, work.storage.plan, size, tell)
+    if request.plan_only:
+        return _plan_only(work, work.storage.plan, size, tell)
+    result = _finish(work, work.storage.plan, size, tell)
     assert result is not None
     return result
 
@@ -153,7 +169,7 @@ def _solve(request: BuildRequest, traced: _Traced, tell: Progress) -> BuildResul
         tell.note(f"round {len(solver.rounds.trials) + 1}: predicted KL {chosen.kl:.3g} nats")
         work = _place(again, traced, parse_graph(text), tell, solver)
         assert work.storage.plan is not None
-        result = _assemble(work, work.storage.plan, total_bytes(work.graph), tell)
+        result = _finish(work, work.storage.plan, total_bytes(work.graph), tell)
         if result is not None:
             return result
         trial = solver.rounds.trials[-1]
@@ -169,6 +185,8 @@ def _trace(request: BuildRequest, tell: Progress) -> _Traced:
     cpu_tier()  # a wrong SPIKE_CPU ends the build now, not at the golden gate
     tell.phase("checkpoint")
     source = open_source(request.model, request.model_type)
+    if request.backend == "tensorrt":
+        source = storable(source)
     checkpoint = source.checkpoint
     for note in checkpoint.notes:
         tell.note(note)
@@ -279,8 +297,14 @@ def _repro_directory(request: BuildRequest) -> Path:
     return request.output_dir.with_name(f"{request.output_dir.name}.repro")
 
 
-def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> BuildResult | None:
+def _finish(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> BuildResult | None:
     """Placed graph to published engine; None (only with a solver) if another one is wanted."""
+    finish = _assemble_tensorrt if work.request.backend == "tensorrt" else _assemble
+    return finish(work, plan, size, tell)
+
+
+def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> BuildResult | None:
+    """For ONNX Runtime: graph and weights, then the gate on what was written."""
     request, checkpoint, graph = work.request, work.source.checkpoint, work.graph
     with EngineWriter(
         request.output_dir, version=__version__, keep_failed=request.keep_failed
@@ -297,11 +321,7 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         rows = {s.name: row_bytes(s) for s in graph.states.values() if s.kind == "kv"}
         model = emit_onnx(graph, written.tensors, WEIGHTS, rows, request.tokens_per_block)
         writer.write(MODEL, model.SerializeToString(deterministic=True))
-        for path in checkpoint.tokenizer_files():
-            if path.name == TOKENIZER:
-                writer.write(TOKENIZER, compact_tokenizer(path))
-            else:
-                writer.copy(path)
+        _copy_tokenizer(checkpoint, writer)
         measured = {
             RELATIVE_ERROR: written.errors,
             **(work.solver.figures() if work.solver else {}),
@@ -310,10 +330,13 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
             request, checkpoint, graph, weights.specs, work.reports, plan, work.memory, measured
         )
         writer.stage(config, provenance(request, checkpoint))
-        tell.phase("golden gate")
-        evidence = _gate(work, writer, tell)
+        with ExitStack() as stack:
+            evidence = _gate(
+                work, lambda: _scorers(stack.enter_context(SpikeEngine(writer.path))), tell
+            )
         if evidence is None:
             return None
+        _record(work, writer, evidence)
         tell.phase("publish")
         manifest = writer.publish()
     return BuildResult(
@@ -321,23 +344,88 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
     )
 
 
-def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence | None:
-    """Measures the staged engine; None if the solver wants another one.
+def _assemble_tensorrt(
+    work: _Build, plan: StoragePlan, size: int, tell: Progress
+) -> BuildResult | None:
+    """The same for TensorRT: the gate comes before the engine, which it can't run."""
+    request, checkpoint, graph = work.request, work.source.checkpoint, work.graph
+    with EngineWriter(
+        request.output_dir, version=__version__, keep_failed=request.keep_failed
+    ) as writer:
+        writer.require_space(3 * size + SPARE)  # constants, and the engine that holds them again
+        network = _network(work, size, writer.path, tell)
+        evidence = _gate(work, network.emulation.scorers, tell)
+        if evidence is None:
+            return None
+        evidence = replace(evidence, executed=EXECUTED, validated_on_gpu=False)
+        tell.phase("engine")
+        built = build_engine(graph, network.plan, network.constants, network.target, tell.note)
+        writer.write(MODEL, built.data)
+        writer.write(NETWORK, network.json().encode())
+        network.check_set(checkpoint, work.longest).save(writer.path)
+        _copy_tokenizer(checkpoint, writer)
+        figures = work.solver.figures() if work.solver else {}
+        measured = {RELATIVE_ERROR: network.constants.errors, **figures}
+        spec = network.spec(built.version)
+        config = engine_config(
+            request, checkpoint, graph, (), work.reports, plan, work.memory, measured, spec
+        )
+        writer.stage(config, provenance(request, checkpoint))
+        _record(work, writer, evidence)
+        tell.phase("publish")
+        manifest = writer.publish()
+    return BuildResult(
+        request.output_dir, config, evidence, work.reports, plan, size, work.memory, manifest
+    )
+
+
+def _plan_only(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> BuildResult:
+    """A TensorRT network as JSON, with the hashes of what it holds."""
+    request = work.request
+    with tempfile.TemporaryDirectory() as scratch:
+        network = _network(work, size, Path(scratch), tell)
+        written = write_plan(request.output_dir, plan_document(network, plan))
+    off = Evidence("off", reason="--plan-only", validated_on_gpu=False)
+    return BuildResult(
+        request.output_dir, None, off, work.reports, plan, size, work.memory, network=written
+    )
+
+
+def _network(work: _Build, size: int, directory: Path, tell: Progress) -> Network:
+    """A placed graph's network with its constants, which wait in the directory."""
+    request, graph = work.request, work.graph
+    constants = NetworkConstants(graph, directory)
+    network = Network.of(request, graph, work.longest, constants)
+    ready = quantize_model(request, work.source, graph, work.longest, directory, tell)
+    tell.phase("weights", size, "bytes")
+    constants.fill(work.source.checkpoint, ready, work.importance, request.workers, tell.advance)
+    return network
+
+
+def _copy_tokenizer(checkpoint: Checkpoint, writer: EngineWriter) -> None:
+    for path in checkpoint.tokenizer_files():
+        if path.name == TOKENIZER:
+            writer.write(TOKENIZER, compact_tokenizer(path))
+        else:
+            writer.copy(path)
+
+
+def _gate(work: _Build, open_scorers: Callable[[], Scorers], tell: Progress) -> Evidence | None:
+    """Measures an engine; None if the solver wants another one."""
+    tell.phase("golden gate")
+    states = [s.format for s in work.graph.states.values()]
+    thresholds = limits(work.request, work.tolerance, states[0] if states else "f32")
+    evidence = measure(work.request, work.source.checkpoint, thresholds, open_scorers, tell)
+    if work.solver is not None and not work.solver.rounds.accept(mean_kl(evidence)):
+        return None
+    return evidence
+
+
+def _record(work: _Build, writer: EngineWriter, evidence: Evidence) -> None:
+    """Adds the evidence to the staged engine.
 
     Raises SPK580 (exit 4) if it is too far from its source.
     """
-    states = [s.format for s in work.graph.states.values()]
-    thresholds = limits(work.request, work.tolerance, states[0] if states else "f32")
-    with ExitStack() as stack:
-        evidence = measure(
-            work.request,
-            work.source.checkpoint,
-            thresholds,
-            lambda: _scorers(stack.enter_context(SpikeEngine(writer.path))),
-            tell,
-        )
-    if work.solver is not None and not work.solver.rounds.accept(mean_kl(evidence)):
-        return None
     writer.record(evidence, work.solver.pareto() if work.solver else None)
     if evidence.status == "failed":
         raise SpikeError(
@@ -347,7 +435,6 @@ def _gate(work: _Build, writer: EngineWriter, tell: Progress) -> Evidence | None
             _what_to_try(work),
             ExitCode.GOLDEN_FAILED,
         )
-    return evidence
 
 
 def _what_to_try(work: _Build) -> str:

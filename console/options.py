@@ -13,10 +13,6 @@ from ..compiler.assembly.request import BuildRequest
 from ..errors import ExitCode, SpikeError
 from .recipes import load
 
-LATER = {
-    "target_sm": "It is for the tensorrt backend; build with --backend onnxruntime.",
-}
-"""Flags that parse, but whose feature is not there yet, and what to do instead."""
 BUILD_PACKAGES = ("torch", "transformers", "onnx", "safetensors", "gguf")
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
@@ -29,9 +25,6 @@ def request_from(flags: Mapping[str, object], recipe: str | None) -> BuildReques
             SPK81x the recipe, SPK541 or SPK542 the golden set.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    for name, remedy in LATER.items():
-        if name in given:
-            raise later(f"--{name.replace('_', '-')}", remedy)
     if given.get("profiling_verbosity", "none") != "none":
         remedy = "Leave it out: an engine of this version carries no layer timings."
         raise later(f"--profiling-verbosity {given['profiling_verbosity']}", remedy)

@@ -13,7 +13,8 @@ from ..engine.pareto import Pareto
 from ..frontend.checkpoint import Checkpoint
 from ..golden import text_windows
 from ..ir import Constant, Graph
-from ..quantize import Given
+from ..quantize import Given, Role
+from ..quantize.int4 import INT4_SYM
 from ..quantize.roles import UNQUANTIZED
 from ..solve.candidates import Curve, Float32, curve, importance
 from ..solve.correction import COARSE, corrected
@@ -87,7 +88,9 @@ def open_solver(
     """
     constants = parameters(graph)
     matrices = [c for c in constants if c.format != ARRAY]
-    page = 1 if request.max_bpw is not None else PAGE
+    tensorrt = request.backend == "tensorrt"
+    page = 1 if request.max_bpw is not None or tensorrt else PAGE
+    coarse = (INT4_SYM,) if tensorrt else COARSE
     windows = _windows(request, graph, checkpoint, longest)
     progress.phase("sensitivity", len(windows), "windows")
     for value in graph.values():
@@ -97,14 +100,21 @@ def open_solver(
     progress.phase("formats", len(matrices), "matrices")
     curves = []
     for const in matrices:
-        formats = _candidates(const, overrides)
+        formats = _candidates(const, overrides, tensorrt)
         curves.append(_curve(const, checkpoint, curvatures.get(const.name), formats, page))
         checkpoint.release()
         progress.advance(1)
-    runs = (len({c.role for c in sensitive}) + 1) * len(COARSE)
+    runs = (len({c.role for c in sensitive}) + 1) * len(coarse)
     progress.phase("coarse formats", runs, "runs")
     curves = corrected(
-        graph, checkpoint.load, sensitive, curvatures, curves, windows, progress.advance
+        graph,
+        checkpoint.load,
+        sensitive,
+        curvatures,
+        curves,
+        windows,
+        progress.advance,
+        formats=coarse,
     )
     elements = sum(prod(shape(c)) for c in matrices)
     fixed = sum(-(-4 * prod(shape(c)) // PAGE) * PAGE for c in constants if c.format == ARRAY)
@@ -126,11 +136,16 @@ def _windows(
     return text_windows(checkpoint.path, vocab, WINDOW * WINDOWS, size, text, seed="calibration")
 
 
-def _candidates(const: Constant, overrides: Overrides) -> tuple[str, ...]:
+def _candidates(const: Constant, overrides: Overrides, tensorrt: bool) -> tuple[str, ...]:
+    """A TensorRT network gathers embeddings, and a gather reads no int4."""
     settled = overrides(const)
     if settled is not None:
         return (settled.format,)
-    return ("f32",) if const.role in UNQUANTIZED else FORMATS
+    if const.role in UNQUANTIZED:
+        return ("f32",)
+    if tensorrt:
+        return ("f16",) if const.role == Role.TOKEN_EMBD else (INT4_SYM, "f16")
+    return FORMATS
 
 
 def _curve(

@@ -43,9 +43,7 @@ class Emulation:
         longest: tokens of one sequence.
     """
 
-    def __init__(
-        self, graph: Graph, plan: NetworkPlan, constants: Constants, longest: int
-    ) -> None:
+    def __init__(self, graph: Graph, plan: NetworkPlan, constants: Constants, longest: int) -> None:
         self._graph = _by_own_names(graph)
         types: dict[str, set[str]] = {}
         for stored in plan.constants.values():
@@ -76,7 +74,8 @@ class Emulation:
             for cut in cuts:
                 logits.append(runner.run({n: v[:, start:cut] for n, v in whole.items()})[0][0])
                 start = cut
-        return torch.cat(logits).float().numpy()
+        result: npt.NDArray[np.float32] = torch.cat(logits).float().numpy()
+        return result
 
 
 class _Values:
@@ -142,5 +141,3 @@ def device_check(
         prompt = Prompt(f"p{index}", tokens=tuple(tokens))
         prompts.append(digest(prompt, tokens, [], logits, min(TOP_K, width - 1), probes))
     return GoldenSet(name, width, probes, tuple(prompts), made)
-
-

@@ -16,13 +16,17 @@ from ...passes.manager import Observer, Phase
 from ...passes.pipeline import configure, default_pipeline
 from ..backends import KERNEL_NAMES
 from ..frontend.checkpoint import Checkpoint
-from ..ir import Constant, Graph, print_graph
+from ..ir import OPS, Constant, Graph, print_graph
 from ..quantize import Given, ModelFacts, Quantization, Role, StoragePlan, TensorSpec, plan
 from .calibration import observer
 from .calibration_text import text_of
 from .request import BuildRequest
 
 STREAMING_ONLY = ("alias-kv", "flatten-tokens", "select-logit-rows")
+NOT_FOR_TENSORRT = (
+    "flatten-tokens", "select-logit-rows", "fuse-residual", "fuse-qkv", "raise-gated-mlp",
+)  # fmt: skip
+"""TensorRT fuses by itself, and each part of an MLP has a precision of its own."""
 
 
 GivenFormat: TypeAlias = Callable[[Constant], Given | None]
@@ -66,9 +70,14 @@ def passes_for(
     if request.calibration is not None:
         text_of(request.calibration)  # a dry run, too, tells whether the build can read it
     left_out = set(request.without)
-    if not request.enable_streaming:
+    tensorrt = request.backend == "tensorrt"
+    if tensorrt:
+        left_out.update(NOT_FOR_TENSORRT)
+    elif not request.enable_streaming:
         left_out.update(STREAMING_ONLY)
     phases = configure(default_pipeline(), without=left_out, options=request.pass_options)
+
+    kernels = {op: f"tensorrt.{op}" for op in OPS} if tensorrt else KERNEL_NAMES
 
     def with_policy(step: Pass) -> Pass:
         if isinstance(step, AssignStorage):
@@ -81,7 +90,7 @@ def passes_for(
                 parameters=checkpoint.load,
                 observe=observer(checkpoint, request.calibration, longest),
             )
-        return replace(step, kernels=KERNEL_NAMES) if isinstance(step, AssignKernels) else step
+        return replace(step, kernels=kernels) if isinstance(step, AssignKernels) else step
 
     return tuple(Phase(p.name, tuple(map(with_policy, p.passes))) for p in phases)
 

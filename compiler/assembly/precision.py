@@ -29,12 +29,16 @@ def precision_table(graph: Graph, reports: Sequence[PassReport]) -> tuple[Precis
         PrecisionEntry(s.name, "cached rows", s.format, "storage of the cache; read as f32")
         for s in graph.states.values()
     ]
-    kernels = [
-        PrecisionEntry("*", kernel, "f32", INSIDE.get(kernel, "computes in f32"))
-        for kernel in sorted({n.kernel for n in graph.nodes})
-    ]
+    kernels = [_inside(kernel) for kernel in sorted({n.kernel for n in graph.nodes})]
     values = [_entry(c) for report in reports for c in report.certificates]
     return (*caches, *kernels, *values)
+
+
+def _inside(kernel: str) -> PrecisionEntry:
+    if kernel.startswith("tensorrt."):
+        why = "in half precision where all floats around it are, else in f32"
+        return PrecisionEntry("*", kernel, "mixed", why)
+    return PrecisionEntry("*", kernel, "f32", INSIDE.get(kernel, "computes in f32"))
 
 
 def _entry(certificate: Certificate) -> PrecisionEntry:

@@ -18,13 +18,17 @@ from .overrides import Override
 
 HALVES = ("float16", "bfloat16")
 DTYPES = ("auto", "float32", *HALVES)
-KV_DTYPES = ("auto", "f32", "f16", "int8", "int4")
+KV_DTYPES = ("auto", "f32", "f16", "bf16", "int8", "int4")
 SIZES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20,
          "gib": 1 << 30}  # fmt: skip
 KV_TYPES = ("auto", "paged", "continuous")
 QUANTIZERS = ("auto", "plain", "feedback")
 BACKENDS = ("onnxruntime", "tensorrt")
-PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration", "imatrix")
+PATHS = ("model", "output_dir", "dump_ir", "golden", "calibration", "imatrix", "timing_cache")
+TENSORRT_FORMATS = ("int4_sym", "f16", "bf16", "f32")
+"""Storage formats that a TensorRT engine holds."""
+LONGEST_DEFAULT = 8192
+"""Default bound on max_seq_len, however long the model's own limit is."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,11 @@ class BuildRequest:
         max_bpw: choose formats for the least KL with at most so many bits per weight.
         max_size: the same under a size of rank0.weights, such as ``90MB`` or ``1.5GiB``.
         formats: storage formats settled by name, role or layer; the first that holds wins.
+        backend: ``onnxruntime``, or ``tensorrt``, whose `dtype` ``auto`` is float16.
+        target_sm: GPU architectures of a TensorRT engine, such as ``sm89,sm120``, or ``current``.
+        plan_only: write a TensorRT network's plan instead of an engine.
+        weight_streaming: a TensorRT engine's weights may stay in the machine's memory.
+        timing_cache: file that TensorRT reads its measurements from and writes them to.
         dry_run: stop before any weight is read and say what would be built.
         verify_passes: run the reference interpreter before and after each pass.
         dump_ir: directory for one IR file per phase.
@@ -83,6 +92,10 @@ class BuildRequest:
     tokens_per_block: int = 32
     workers: int = 0
     backend: str = "onnxruntime"
+    target_sm: str | None = None
+    plan_only: bool = False
+    weight_streaming: bool = False
+    timing_cache: Path | None = None
     golden: str = "auto"
     thresholds: Mapping[str, float] = field(default_factory=dict)
     calibration: Path | None = None
@@ -99,8 +112,8 @@ class BuildRequest:
     keep_failed: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SpikeError SPK801 for a value out of range, SPK802 for a later feature, SPK430,
-        and as `Quantization.parse`."""
+        """Raises SpikeError SPK801 for a value out of range, SPK430, SPK560, SPK821, and as
+        `Quantization.parse`."""
         object.__setattr__(self, "model", Path(self.model))
         object.__setattr__(self, "output_dir", Path(self.output_dir))
         _one_of("dtype", self.dtype, DTYPES)
@@ -114,18 +127,24 @@ class BuildRequest:
                 raise _bad(name.replace("_", "-"), value, "a number of at least 1")
         if self.workers < 0:
             raise _bad("workers", self.workers, "0 (one per CPU) or more")
-        Quantization.parse(self.quantization)  # `auto` is of the checkpoint, and always valid
+        if self.backend == "tensorrt":
+            self._check_tensorrt()
+        else:
+            self._check_no_tensorrt()
+        if not self.wants_fp8:
+            self.require_quantization()
         self._check_cache()
         self._check_budget()
         self._check_calibration()
-        if self.backend == "tensorrt":
-            raise SpikeError(
-                "SPK802",
-                "command line",
-                "--backend tensorrt is not in this version.",
-                "Build with --backend onnxruntime.",
-                ExitCode.UNSUPPORTED,
-            )
+
+    def require_quantization(self) -> None:
+        """Raises as `Quantization.parse`; `auto` is the checkpoint's, and always valid."""
+        Quantization.parse(self.quantization)
+
+    @property
+    def wants_fp8(self) -> bool:
+        """Whether a TensorRT build asks for fp8, which the target has to have before all else."""
+        return self.backend == "tensorrt" and self.quantization.lower().startswith("fp8")
 
     @property
     def budgeted(self) -> bool:
@@ -142,6 +161,46 @@ class BuildRequest:
         if limit < 1:
             raise _bad("max-size", self.max_size, "a size such as 90MB or 1.5GiB")
         return limit
+
+    def _check_tensorrt(self) -> None:
+        """Raises SPK560 for what TensorRT engines don't have, SPK821 for a contradiction."""
+        if self.dtype == "auto":
+            object.__setattr__(self, "dtype", "float16")
+        if self.dtype not in HALVES:
+            raise _no_tensorrt(f"computes in half precision, not {self.dtype}",
+                               "Use --dtype float16 or bfloat16.")  # fmt: skip
+        half = "f16" if self.dtype == "float16" else "bf16"
+        if self.kv_cache_dtype not in ("auto", half):
+            raise _no_tensorrt(f"has caches of its own element type, {half}",
+                               "Leave --kv-cache-dtype out.")  # fmt: skip
+        if self.enable_streaming:
+            raise _contradiction(
+                "--enable-streaming asks for a paged cache, and a TensorRT engine has a linear one",
+                "Leave it out: chunked prompts and caches written in place come with the backend.",
+            )
+        key = self.quantization.lower()
+        known = ("none", "auto", "", *TENSORRT_FORMATS, "fp16", "float16", "bfloat16")
+        if not self.wants_fp8 and key not in known and key in list(Quantization):
+            raise _no_tensorrt(
+                f"has no {key}: its int4 is symmetric, with one scale above zero per 32 values",
+                "Use --quantization int4_sym, which is as small, or none. A quantised source is "
+                "quantised again by it, and the report and the golden gate say what that loses.",
+            )
+        for override in self.formats:
+            if override.format not in TENSORRT_FORMATS:
+                raise _no_tensorrt(f"has no {override.format}, which a recipe's override asks for",
+                                   f"Use one of {', '.join(TENSORRT_FORMATS)}.")  # fmt: skip
+
+    def _check_no_tensorrt(self) -> None:
+        """Raises SPK821 for options that only a TensorRT build reads."""
+        for name in ("target_sm", "plan_only", "weight_streaming", "timing_cache"):
+            if getattr(self, name):
+                raise _contradiction(
+                    f"--{name.replace('_', '-')} is for --backend tensorrt",
+                    "Add --backend tensorrt, or leave it out.",
+                )
+        if self.kv_cache_dtype == "bf16":
+            raise _bad("kv-cache-dtype", "bf16", "f32, f16, int8 or int4 with this backend")
 
     def _check_budget(self) -> None:
         if self.max_kl is not None and not 0 < self.max_kl < math.inf:
@@ -188,6 +247,8 @@ class BuildRequest:
         if self.kv_cache_type not in ("auto", only):
             wanted = "with" if self.kv_cache_type == "paged" else "without"
             raise _bad("kv-cache-type", self.kv_cache_type, f"used {wanted} --enable-streaming")
+        if self.backend == "tensorrt":
+            return
         if not self.enable_streaming and self.kv_cache_dtype not in ("auto", "f32"):
             raise _bad("kv-cache-dtype", self.kv_cache_dtype, "used with --enable-streaming")
         if self.kv_cache_dtype == "int4" and self.tokens_per_block % GROUP_TOKENS:
@@ -224,7 +285,7 @@ class BuildRequest:
             kept["imatrix"] = Path(self.imatrix).name
         kept["without"] = list(self.without)
         kept["formats"] = [override.to_json() for override in self.formats]
-        for view_only in ("dry_run", "keep_failed", "workers", "verify_passes"):
+        for view_only in ("dry_run", "keep_failed", "workers", "verify_passes", "plan_only"):
             del kept[view_only]
         return kept
 
@@ -232,6 +293,12 @@ class BuildRequest:
 def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise _bad(flag, value, f"one of {', '.join(allowed)}")
+
+
+def _no_tensorrt(what: str, remedy: str) -> SpikeError:
+    return SpikeError(
+        "SPK560", "command line", f"a TensorRT engine {what}.", remedy, ExitCode.UNSUPPORTED
+    )
 
 
 def _contradiction(what: str, remedy: str) -> SpikeError:

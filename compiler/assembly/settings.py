@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import SpikeError
 from ...passes.base import PassReport
@@ -22,19 +23,19 @@ from ..engine import (
     QuantizationConfig,
     SpikeConfig,
     StateSpec,
+    TensorRtSpec,
     WeightSpec,
 )
 from ..engine.config import MIXED
+from ..engine.manifest import MODEL
 from ..frontend.checkpoint import Checkpoint
 from ..ir import Graph, State, SymDim
 from ..quantize import ModelFacts, Quantization, StoragePlan
 from .precision import precision_table
-from .request import BuildRequest
+from .request import LONGEST_DEFAULT, BuildRequest
 
-LONGEST = 8192
 UNLIMITED = -1  # as XLNet states it
-"""Default bound on max_seq_len, however long the model's own limit is."""
-KV_BYTES = {"f32": (1, 4), "f16": (1, 2), "int8": (32, 34), "int4": (32, 20)}
+KV_BYTES = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "int8": (32, 34), "int4": (32, 20)}
 """(elements, bytes) of one group of a cached row."""
 OF_THIS_MACHINE = ("_name_or_path", "transformers_version")
 """Fields of a configuration object that say nothing about the model."""
@@ -68,7 +69,7 @@ def sequence_limit(request: BuildRequest, checkpoint: Checkpoint) -> int:
     config = text_config(checkpoint)
     names = ("max_position_embeddings", "max_seq_len")  # MPT has the second
     stated = next((v for n in names if (v := getattr(config, n, None)) is not None), None)
-    own = LONGEST if stated in (None, UNLIMITED) else int(stated)
+    own = LONGEST_DEFAULT if stated in (None, UNLIMITED) else int(stated)
     if own < 1:
         raise SpikeError(
             "SPK122",
@@ -77,7 +78,7 @@ def sequence_limit(request: BuildRequest, checkpoint: Checkpoint) -> int:
             "Correct it: it is how many tokens the model was made for.",
         )
     if request.max_seq_len is None:
-        return min(own, LONGEST)
+        return min(own, LONGEST_DEFAULT)
     if request.max_seq_len > own:
         raise SpikeError(
             "SPK803",
@@ -90,6 +91,8 @@ def sequence_limit(request: BuildRequest, checkpoint: Checkpoint) -> int:
 
 def kv_format(request: BuildRequest, quantization: Quantization) -> str:
     """Format of the cache: as asked for; by default f32 only where everything else is f32."""
+    if request.backend == "tensorrt":
+        return "f16" if request.dtype == "float16" else "bf16"
     if not request.enable_streaming:
         return "f32"
     if request.kv_cache_dtype != "auto":
@@ -128,6 +131,7 @@ def engine_config(
     plan: StoragePlan,
     memory: Mapping[str, object],
     measured: Mapping[str, object],
+    tensorrt: TensorRtSpec | None = None,
 ) -> EngineConfig:
     """The whole of config.json; `measured` are figures per tensor for the report."""
     vocab = graph.outputs[0].shape[-1]
@@ -136,15 +140,16 @@ def engine_config(
         _pretrained(
             checkpoint, graph, MIXED if request.budgeted else plan.quantization.value, vocab
         ),
-        _build(request, sequence_limit(request, checkpoint)),
+        _build(request, sequence_limit(request, checkpoint), tensorrt),
         SpikeConfig(
-            abi="streaming" if request.enable_streaming else "functional",
-            backend=request.backend,
+            abi=_abi(request),
+            backend="tensorrt_rtx" if tensorrt else request.backend,
             vocab_size=vocab,
             eos_token_ids=_eos(checkpoint),
-            states=tuple(_state(s) for s in graph.states.values() if s.kind == "kv"),
+            states=_caches(graph, tensorrt),
             fixed_states=tuple(_fixed(s) for s in graph.states.values() if s.kind != "kv"),
             weights=tuple(weights),
+            tensorrt=tensorrt,
             precision=precision_table(graph, reports),
             passes=tuple(map(_entry, reports)),
             report={
@@ -178,7 +183,32 @@ def _pretrained(
     )
 
 
-def _build(request: BuildRequest, max_seq_len: int) -> BuildConfig:
+def _abi(request: BuildRequest) -> Literal["streaming", "functional", "linear"]:
+    if request.backend == "tensorrt":
+        return "linear"
+    return "streaming" if request.enable_streaming else "functional"
+
+
+def _caches(graph: Graph, tensorrt: TensorRtSpec | None) -> tuple[StateSpec, ...]:
+    """Keys and values, in the order of a TensorRT engine's pairs and by their names there."""
+    if tensorrt is None:
+        return tuple(_state(s) for s in graph.states.values() if s.kind == "kv")
+    return tuple(
+        replace(_state(graph.states[pair.state]), input=pair.input, output=pair.output)
+        for pair in tensorrt.aliases
+    )
+
+
+def _build(request: BuildRequest, max_seq_len: int, tensorrt: TensorRtSpec | None) -> BuildConfig:
+    if tensorrt is not None:
+        return BuildConfig(
+            max_num_tokens=min(request.max_num_tokens, max_seq_len),
+            max_batch_size=request.max_batch_size,
+            max_seq_len=max_seq_len,
+            kv_cache_type="continuous",
+            tokens_per_block=tensorrt.capacity,
+            enable_streaming=False,
+        )
     return BuildConfig(
         max_num_tokens=request.max_num_tokens,
         max_batch_size=request.max_batch_size,
@@ -264,4 +294,10 @@ def provenance(request: BuildRequest, checkpoint: Checkpoint) -> Provenance:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "missing"
-    return Provenance(checkpoint.source_hash(), request.options(), versions)
+    differing: tuple[str, ...] = ()
+    if request.backend == "tensorrt":
+        versions["tensorrt-rtx"] = version("tensorrt-rtx")
+        differing = (MODEL,)
+    return Provenance(
+        checkpoint.source_hash(), request.options(), versions, not_reproducible=differing
+    )

@@ -17,7 +17,7 @@ from __future__ import annotations
 from .check import NEAR_TIE, Divergence, GoldenReport, Scorer, check
 from .diff import GoldenDiff, diff
 from .gate import gate, text_windows
-from .record import Prompt, record
+from .record import Prompt, digest, probe_tokens, record
 from .reference import Rebuilt, Reference
 from .sets import GoldenPrompt, GoldenSet
 from .thresholds import CACHES, THRESHOLDS, Thresholds, thresholds_for
@@ -38,7 +38,9 @@ __all__ = [
     "Thresholds",
     "check",
     "diff",
+    "digest",
     "gate",
+    "probe_tokens",
     "record",
     "text_windows",
     "thresholds_for",

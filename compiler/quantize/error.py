@@ -32,9 +32,7 @@ class ErrorMeter:
         stored = dequantize(blocks[::step], cast(Format, format), values.shape[1], threads=1)
         self._sum(values, stored)
 
-    def compare(
-        self, values: npt.NDArray[np.float32], stored: npt.NDArray[np.float32]
-    ) -> None:
+    def compare(self, values: npt.NDArray[np.float32], stored: npt.NDArray[np.float32]) -> None:
         """The same of rows f32 ``[n, K]`` whose stored values are known."""
         step = sampled_step(values.size)
         self._sum(values[::step], stored[::step])

@@ -43,6 +43,7 @@ def corrected(
     windows: Sequence[Sequence[int]],
     progress: Callable[[int], None] | None = None,
     quantizer: Quantizer = weighted,
+    formats: Sequence[str] = COARSE,
 ) -> list[Curve]:
     """Curves whose coarse options cost what their role's matrices cost together, if that is more.
 
@@ -55,13 +56,14 @@ def corrected(
         windows: calibration text, windows of one length.
         progress: called with 1 after each run.
         quantizer: as for `curve`.
+        formats: the coarse ones.
     """
     if graph.is_stepwise:  # its windows would be run token by token
         return list(curves)
     lab = _Laboratory(graph, parameters, matrices, curvatures, windows[:WINDOWS], quantizer)
     found = {c.name: c for c in curves}
     roles = sorted({c.role for c in matrices})
-    for format in COARSE:
+    for format in formats:
         groups = [[c.name for c in matrices if c.role == role] for role in roles]
         layers = [c.name for c in matrices if c.role not in TABLES]
         for names in [*groups, layers]:

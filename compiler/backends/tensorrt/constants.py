@@ -70,7 +70,7 @@ def rounded(values: npt.NDArray[Any], dtype: str, name: str = "") -> npt.NDArray
     exact = np.ascontiguousarray(values, np.float32)
     with np.errstate(over="ignore"):
         kept = _bf16(exact) if dtype == "bf16" else exact.astype(_NUMPY[dtype])
-    infinite = 0x7F80 <= (kept & 0x7FFF) if dtype == "bf16" else ~np.isfinite(kept)
+    infinite = (kept & 0x7FFF) >= 0x7F80 if dtype == "bf16" else ~np.isfinite(kept)
     if bool(np.any(infinite)):
         largest = float(np.max(np.abs(np.where(np.isnan(exact), np.inf, exact))))
         raise SpikeError(
