@@ -129,7 +129,7 @@ class Emission:
         return self.once[key]
 
     def _weights(self, const: Constant, dtype: str, rank: int) -> Tensor:
-        shape = (1,) * (rank - const.type.rank) + self.shape(const.shape)
+        shape = (1,) * (rank - const.type.rank) + self.dims(const.shape)
         if const.format == INT4_FORMAT:
             return self._dequantised(const, dtype, shape)
         kept = dtype
@@ -223,8 +223,6 @@ class Emission:
     def dims(self, shape: Shape) -> tuple[Dimension, ...]:
         """A shape of the graph in the network, where a cache always has its capacity."""
         return tuple(map(self.dim, shape))
-
-    shape = dims
 
     def dim(self, dim: Dim) -> Dimension:
         """A dimension in the network. Raises NoLayersError for what a network can't say."""
