@@ -253,9 +253,20 @@ def inspect(
 
 
 @app.command()
-def verify(engine: Engine, json: Json = False) -> int:
+def verify(
+    engine: Engine,
+    on_device: Annotated[
+        bool, Flag("--on-device", help="Run a TensorRT engine here; record whether it agrees.")
+    ] = False,
+    json: Json = False,
+) -> int:
     """Hash every file of an engine and compare with its manifest."""
     from .console.inspect import verify as verify_engine
+
+    if on_device:
+        from .console.verify_device import verify_on_device
+
+        return verify_on_device(engine, Terminal(json))
 
     return verify_engine(engine, Terminal(json))
 

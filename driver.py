@@ -81,7 +81,8 @@ __all__ = ["BuildRequest", "BuildResult", "Progress", "build"]
 class BuildResult:
     """What a build gave; `memory` as in the engine's report.
 
-    A dry run has no `manifest`, nor has a build that only wrote the plan of a `network`; `peak_memory` is its estimate of the build's resident bytes.
+    A dry run has no `manifest`, nor has a build that only wrote the plan of a `network`;
+    `peak_memory` is the estimate of a build's resident bytes.
     """
 
     output_dir: Path

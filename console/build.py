@@ -14,7 +14,7 @@ from ..compiler.assembly.calibration_text import text_of
 from ..compiler.assembly.request import BuildRequest
 from ..compiler.engine.cache import cache_line
 from ..compiler.engine.checks import require_replaceable
-from ..compiler.engine.manifest import WEIGHTS
+from ..compiler.engine.manifest import MODEL, WEIGHTS
 from ..compiler.gguf.reader import unreadable
 from .options import require_build_extra, require_place
 from .progress import progress_for
@@ -41,6 +41,8 @@ def run_build(request: BuildRequest, terminal: Terminal) -> None:
     seconds = time.monotonic() - begun
     if terminal.json:
         terminal.event("result", **outcome(request, result, seconds))
+    elif result.network is not None:
+        print(network_text(result, seconds), flush=True)
     elif request.dry_run:
         print(plan_text(request, result), flush=True)
     else:
@@ -67,7 +69,8 @@ def _check_files(request: BuildRequest) -> None:
 def outcome(request: BuildRequest, result: BuildResult, seconds: float) -> dict[str, object]:
     """The result event."""
     return {
-        "engine": None if request.dry_run else str(result.output_dir),
+        "engine": str(result.output_dir) if result.manifest else None,
+        "plan": str(result.network) if result.network else None,
         "engine_id": result.manifest.engine_id if result.manifest else None,
         "weight_bytes": result.weight_bytes,
         "bits_per_weight": result.plan.bits_per_weight,
@@ -79,6 +82,8 @@ def outcome(request: BuildRequest, result: BuildResult, seconds: float) -> dict[
             "status": result.evidence.status,
             "set": result.evidence.golden_set,
             **{m.name: m.value for m in result.evidence.measurements},
+            "executed": result.evidence.executed,
+            "validated_on_gpu": result.evidence.validated_on_gpu,
         },
         "seconds": round(seconds, 3),
     }
@@ -92,14 +97,35 @@ def result_text(result: BuildResult, seconds: float) -> str:
         ("Weights", f"{weights_size(result)}, {bits:.2f} bits each"),
         *(config_rows(result.config) if result.config else ()),
         ("Golden", golden_line(result.evidence)),
+        *device_rows(result),
         ("Try it", f'spike run {result.output_dir} "The capital of France is"'),
     ]
     return facts(rows)
 
 
+def network_text(result: BuildResult, seconds: float) -> str:
+    """What `--plan-only` wrote."""
+    rows: list[tuple[str, object]] = [
+        ("Plan", f"{result.network}, in {duration(seconds)}"),
+        ("Weights", f"{size(result.weight_bytes)}, {result.plan.bits_per_weight:.2f} bits each"),
+        ("Engine", "none: --plan-only builds no engine, and nothing was checked"),
+    ]
+    return facts(rows)
+
+
+def device_rows(result: BuildResult) -> list[tuple[str, object]]:
+    """What the gate of a TensorRT engine did not see."""
+    if result.evidence.validated_on_gpu is None:
+        return []
+    ran = result.evidence.executed or "nothing has run; the golden gate was off"
+    return [("Executed", ran), ("On a GPU", f"spike verify --on-device {result.output_dir}")]
+
+
 def weights_size(result: BuildResult) -> str:
     """Of rank0.weights, which is what --max-size limits; what of it is padding, where it shows."""
     assert result.manifest is not None
+    if WEIGHTS not in result.manifest.files:
+        return f"{size(result.weight_bytes)} in {MODEL}"
     file = result.manifest.files[WEIGHTS].size
     padding = file - result.weight_bytes
     return size(file) + (f" ({size(padding)} of it pads to pages)" if 50 * padding > file else "")
@@ -114,7 +140,21 @@ def config_rows(config: EngineConfig) -> list[tuple[str, object]]:
         ("KV cache", cache_line(config)),
         ("Capacity", f"{build.max_batch_size} sequences of {build.max_seq_len} tokens, "
                      f"{build.max_num_tokens} tokens per step"),
+        *gpu_rows(config),
     ]  # fmt: skip
+
+
+def gpu_rows(config: EngineConfig) -> list[tuple[str, object]]:
+    """What a TensorRT engine runs on, and what it takes there."""
+    spec = config.spike.tensorrt
+    if spec is None:
+        return []
+    taken = ", ".join(f"{size(count)} {name}" for name, count in spec.bytes.items())
+    streamed = "; weights may stay in host memory" if spec.weight_streaming else ""
+    return [
+        ("GPUs", f"{', '.join(spec.sms)}, by TensorRT for RTX {spec.version}{streamed}"),
+        ("On the GPU", f"{taken} (estimated)"),
+    ]
 
 
 def memory_line(memory: Mapping[str, Any]) -> str:

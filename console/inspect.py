@@ -10,8 +10,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..compiler.engine import EngineDirectory, PassEntry, WeightSpec
-from ..errors import ExitCode
+from ..compiler.engine import EngineDirectory, PassEntry, SpikeConfig, WeightSpec
+from ..compiler.engine.manifest import MODEL
+from ..compiler.engine.network_check import network_problems
+from ..errors import ExitCode, SpikeError
 from .build import config_rows, memory_line
 from .inspect_quantization import quantization_data, quantization_text
 from .precision import precision_text
@@ -41,10 +43,13 @@ def report_text(engine: EngineDirectory) -> str:
     stored = sum(w.bytes for w in spike.weights)
     count = sum(prod(w.shape) for w in spike.weights)
     bits = f", {8 * stored / count:.2f} bits each" if count else ""
+    weights = f"{count / 1e6:,.1f} M in {size(stored)}{bits}"
+    if spike.tensorrt is not None:
+        weights = f"{size(spike.tensorrt.bytes.get('weights', 0))} in {MODEL}"
     algorithm = engine.config.pretrained_config.quantization.quant_algo
     rows: list[tuple[str, object]] = [
         *config_rows(engine.config),
-        ("Weights", f"{count / 1e6:,.1f} M in {size(stored)}{bits} ({algorithm})"),
+        ("Weights", f"{weights} ({algorithm})"),
         ("Engine id", engine.manifest.engine_id[:16]),
         ("Source", made.source_hash[:16]),
         ("Made by", f"SpikeInfer {engine.manifest.spikeinfer_version}"),
@@ -54,13 +59,25 @@ def report_text(engine: EngineDirectory) -> str:
     return sections(
         [
             facts(rows),
-            section("Weights by role", _roles(spike.weights)),
+            section("Weights by role", _by_role(spike)),
             section("Golden check", _golden(evidence_of(engine))),
             section("Passes that fired", _fired(engine)),
             section("Memory of one step", memory_line(_memory(engine))),
             section("Notes", lines),
         ]
     )
+
+
+def _by_role(spike: SpikeConfig) -> str:
+    """From the table of rank0.weights; a TensorRT engine has the plan of its storage instead."""
+    if spike.tensorrt is None:
+        return _roles(spike.weights)
+    storage = spike.report.get("storage")
+    rows = [
+        (row["role"], row["format"], row["tensors"], f"{row['megabytes']:.2f}", row["why"])
+        for row in (storage if isinstance(storage, tuple | list) else ())
+    ]
+    return table(("Role", "Format", "#Tensors", "#MB", "Why"), rows)
 
 
 def _memory(engine: EngineDirectory) -> Mapping[str, Any]:
@@ -85,6 +102,9 @@ def _roles(weights: tuple[WeightSpec, ...]) -> str:
 
 def _golden(evidence: Mapping[str, Any]) -> str:
     head = f"{evidence['status']} {evidence['golden_set']} {evidence['reason']}".strip()
+    if evidence["validated_on_gpu"] is not None:
+        ran = "yes" if evidence["validated_on_gpu"] else "no"
+        head += f"\nexecuted: {evidence['executed'] or 'nothing'}\nvalidated on a GPU: {ran}"
     rows = [(m["name"], f"{m['value']:.4g}", _limit(m)) for m in evidence["measurements"]]
     return f"{head}\n{table(('Figure', '#Value', 'Limit'), rows)}" if rows else head
 
@@ -172,7 +192,11 @@ VIEWS: dict[str, View] = {
 
 
 def verify(path: Path, terminal: Terminal) -> int:
-    """Hash every file of an engine against its manifest; exit code 3 if one differs."""
+    """Hash every file of an engine against its manifest; exit code 3 if one differs.
+
+    A TensorRT engine's network is held against its config besides, and its file is shown to
+    TensorRT, where that is installed; neither needs a GPU. Raises SPK562 if either is not in order.
+    """
     engine = EngineDirectory.open(path)
     checks = engine.verify()
     rows = [
@@ -185,9 +209,12 @@ def verify(path: Path, terminal: Terminal) -> int:
         if bad
         else f"{path} is whole: {len(checks)} files, engine {engine.manifest.engine_id[:16]}"
     )
+    structure = _structure(engine) if not bad else ""
+    verdict += f"\n{structure}" if structure else ""
     data = {
         "path": str(path),
         "engine_id": engine.manifest.engine_id,
+        "structure": structure,
         "ok": not bad,
         "files": [{**dataclasses.asdict(c), "ok": c.ok} for c in checks],
     }
@@ -196,3 +223,27 @@ def verify(path: Path, terminal: Terminal) -> int:
         # The same words as on loading, with the damaged tensors by name.
         EngineDirectory.open(path, verify=True)
     return int(ExitCode.BAD_INPUT if bad else ExitCode.OK)
+
+
+def _structure(engine: EngineDirectory) -> str:
+    """What was checked of a TensorRT engine besides its bytes; empty for others. Raises SPK562."""
+    if engine.config.spike.tensorrt is None:
+        return ""
+    from ..runtime.tensorrt_session import malformed
+
+    problems = network_problems(engine)
+    found = malformed(engine.model_path)
+    if found:
+        problems.append(f"TensorRT finds {MODEL} malformed")
+    if problems:
+        raise SpikeError(
+            "SPK562",
+            "engine",
+            f"{engine.path}: the network is not what config.json says: {'; '.join(problems[:5])}.",
+            "The directory mixes two engines, or a bug wrote it: build it again.",
+        )
+    header = "tensorrt-rtx is not installed, so that its file was not shown to TensorRT"
+    if found is not None:
+        header = "TensorRT finds its file well-formed"
+    ran = "have run" if evidence_of(engine)["validated_on_gpu"] else "have not run"
+    return f"the network agrees with config.json; {header}; its kernels {ran} on a GPU"

@@ -318,6 +318,17 @@ def _deserialised(trt: Any, model: Path) -> Any:
     return engine
 
 
+def malformed(model: Path) -> bool | None:
+    """Whether TensorRT says that a file is no engine, which needs no GPU; None if it isn't here."""
+    try:
+        trt = _import()
+    except SpikeError:
+        return None
+    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        _, flags = trt.Runtime(_logger(trt)).get_engine_validity(data)
+    return bool(flags & int(trt.EngineInvalidityDiagnostics.MALFORMED_ENGINE.value))
+
+
 def _logger(trt: Any) -> Any:
     """A logger of TensorRT's that prints nothing and keeps the last error."""
 
@@ -342,8 +353,11 @@ def _check_interface(trt: Any, engine: Any, config: EngineConfig, model: Path) -
     outputs = {LOGITS, *(pair.output for pair in spec.aliases)}
     differing = (found ^ inputs) | ((set(names) - found) ^ outputs)
     if not differing:
-        element = {n: getattr(trt.DataType, DTYPES[spec.dtype]) for p in spec.aliases for n in
-                   (p.input, p.output)}  # fmt: skip
+        element = {
+            name: getattr(trt.DataType, DTYPES[state.format])
+            for state in config.spike.states
+            for name in (state.input, state.output)
+        }
         element |= dict.fromkeys(INTEGERS, trt.DataType.INT32) | {LOGITS: trt.DataType.FLOAT}
         differing |= {n for n, kind in element.items() if engine.get_tensor_dtype(n) != kind}
         differing |= {p.output for p in spec.aliases

@@ -88,6 +88,9 @@ def _golden(evidence: Evidence) -> str:
     against = f" against {escape(evidence.golden_set)}" if evidence.golden_set else ""
     rows: list[tuple[object, ...]]
     text = f"<h2>Golden check</h2>\n<p>{status}{against}{reason}</p>\n"
+    if evidence.validated_on_gpu is not None:
+        seen = "validated" if evidence.validated_on_gpu else "not validated"
+        text += f"<p>Executed: {escape(evidence.executed or 'nothing')}. {seen} on a GPU.</p>\n"
     if evidence.measurements:
         rows = [(m.name, _number(m.value), _limit(m)) for m in evidence.measurements]
         text += _rows(("Measure", "#Value", "Limit"), rows)

@@ -69,6 +69,14 @@ def export_gguf(engine: EngineDirectory, output: Path) -> Mapping[str, int]:
             tensors, SPK592 for the tokenizer, SPK593 for an engine of an older build, SPK594 if
             the disk refuses.
     """
+    if engine.config.spike.tensorrt is not None:
+        raise SpikeError(
+            "SPK563",
+            "export",
+            f"{engine.path} is a TensorRT engine, whose weights lie inside of rank0.engine.",
+            "Export an engine of the same checkpoint that was built with --backend onnxruntime.",
+            ExitCode.UNSUPPORTED,
+        )
     config = parsed_config(_source_config(engine))
     _, family = architecture_of(config.model_type)
     tensors = [*_tensors(engine, family, config)]

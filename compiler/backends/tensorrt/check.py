@@ -19,7 +19,6 @@ What stays open is what the device's kernels do.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
