@@ -19,7 +19,6 @@ What stays open is what the device's kernels do.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -117,5 +116,3 @@ def _types(pieces: Pieces, value: Value, where: str) -> Iterator[Finding]:
 def _exact(pieces: Pieces, node: Node) -> bool:
     floats = node.results[0].dtype.is_float and node.op != "kv_append"
     return floats and (node.op in EXACT_INSIDE or pieces.types.computed_in(node) == "f32")
-
-
