@@ -110,4 +110,4 @@ def _expected(
 
 
 def _digest(array: npt.NDArray[Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()

@@ -176,7 +176,7 @@ class Pieces:
         kinds: dict[str, str] = {}
         for layer in layers:
             operands = [numbers[name] if name else None for name in layer.inputs]
-            numbers[layer.output] = evaluate(layer, operands, self.network)  # type: ignore[arg-type]
+            numbers[layer.output] = evaluate(layer, operands, self.network)
             if layer.kind == "CONSTANT" and (const := source(layer.output, self.graph)):
                 dtype = self.network.tensors[layer.output].dtype
                 if dtype != "int4":  # their scales' type counts

@@ -1,7 +1,7 @@
 """What the layers of a network compute, after TensorRT's documentation, in torch and f32.
 
-The checker runs pieces of a network by these definitions. Rounding between layers is left out: types
-are compared as types, values as values.
+The checker runs pieces of a network by these definitions. Rounding between layers is left out:
+types are compared as types, values as values.
 Source: the operator reference and the API reference of TensorRT (IAttention, IKVCacheUpdateLayer,
 IRotaryEmbeddingLayer, IDequantizeLayer, ...).
 """
@@ -129,12 +129,7 @@ def _softmax(layer: ReadLayer, inputs: Inputs) -> Tensor:
 def _shuffle(layer: ReadLayer, inputs: Inputs) -> Tensor:
     x, attrs = inputs[0], layer.attrs
     x = x.permute(attrs["first_transpose"][: x.dim()])
-    if (
-        "reshape_dims" in attrs
-        and attrs["reshape_dims"] is not None
-        and attrs["reshape_dims"] != ()
-    ):
-        dims = attrs["reshape_dims"]
+    if dims := attrs.get("reshape_dims"):
         copies = attrs["zero_is_placeholder"]
         x = x.reshape([x.shape[i] if d == 0 and copies else d for i, d in enumerate(dims)])
     return x.permute(attrs["second_transpose"][: x.dim()])
