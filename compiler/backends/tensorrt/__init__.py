@@ -19,6 +19,9 @@ from .planner import plan_network
 from .target import Profile, Target, have_gpu
 
 __all__ = [
+    "INT4_BLOCK",
+    "INT4_FORMAT",
+    "BuiltEngine",
     "Constants",
     "Finding",
     "Int4Matrix",
@@ -28,5 +31,6 @@ __all__ = [
     "build_engine",
     "check_network",
     "have_gpu",
+    "installed_version",
     "plan_network",
 ]

@@ -107,8 +107,9 @@ def _visible(emission: Emission, window: int, chunk: int) -> Tensor:
         seen = emission.elementwise("AND", seen, emission.elementwise("GREATER", keys, first))
     if chunk:
         size = emission.scalar(chunk, "i32", 4)
-        parts = [emission.elementwise("FLOOR_DIV", t, size) for t in (keys, queries)]
-        seen = emission.elementwise("AND", seen, emission.elementwise("EQUAL", *parts))
+        of_key, of_query = (emission.elementwise("FLOOR_DIV", t, size) for t in (keys, queries))
+        same = emission.elementwise("EQUAL", of_key, of_query)
+        seen = emission.elementwise("AND", seen, same)
     return seen
 
 

@@ -104,7 +104,7 @@ def require_equal(network: Network, graph: Graph, constants: Constants, target: 
 
 
 def _log(trt: Any) -> Any:
-    class Log(trt.ILogger):  # type: ignore[misc, name-defined]
+    class Log(trt.ILogger):  # type: ignore[misc]
         """Keeps warnings and errors."""
 
         def __init__(self) -> None:

@@ -116,5 +116,3 @@ def _types(pieces: Pieces, value: Value, where: str) -> Iterator[Finding]:
 def _exact(pieces: Pieces, node: Node) -> bool:
     floats = node.results[0].dtype.is_float and node.op != "kv_append"
     return floats and (node.op in EXACT_INSIDE or pieces.types.computed_in(node) == "f32")
-
-

@@ -91,7 +91,7 @@ def _type_problem(const: Constant, layer: ReadLayer, dtype: str, target: Target)
     """Why a constant may not be stored in this type."""
     half = target.dtype.value
     if const.format == INT4_FORMAT:
-        return "" if dtype in ("int4", "f16", "f32") else f"its blocks are stored as {dtype}"
+        return "" if dtype in ("int4", "f32", half) else f"its scales are stored in {dtype}"
     if const.format in ("f16", "bf16"):
         return "" if dtype == half else f"it is stored in {dtype}, not {half}"
     if const.format == "f32" and dtype in ("f16", "bf16"):
@@ -106,8 +106,8 @@ def _expected(
         return rounded(values, dtype)
     if dtype == "int4":
         return np.ascontiguousarray(values.packed)
-    return rounded(values.scales.astype(np.float32), dtype)
+    return values.stored_scales(dtype)
 
 
 def _digest(array: npt.NDArray[Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()

@@ -65,7 +65,8 @@ def _caches(network: ReadNetwork, appends: dict[str, Node]) -> Iterator[Finding]
         for update in own:
             if update.inputs[2] != "write_indices":
                 yield Finding(f"cache {name}", f"it is written at {update.inputs[2]}")
-            if update.attrs["cache_mode"] != "LINEAR" or "PADDED" not in update.attrs["update_form"]:
+            way = (update.attrs["cache_mode"], update.attrs["update_form"])
+            if way != ("LINEAR", "PADDED_BHND"):
                 yield Finding(f"cache {name}", f"it is updated as {dict(update.attrs)}")
 
 

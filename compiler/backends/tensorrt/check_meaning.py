@@ -172,15 +172,15 @@ class Pieces:
         by_name = {name: v for v in self.shared for name in [self.names[id(v)]]}
         numbers: dict[str, Tensor] = {}
         for name in leaves:
-            numbers[name] = (
-                self.number(by_name[name]) if name in by_name else self._input(name)
-            )
+            numbers[name] = self.number(by_name[name]) if name in by_name else self._input(name)
         kinds: dict[str, str] = {}
         for layer in layers:
             operands = [numbers[name] if name else None for name in layer.inputs]
-            numbers[layer.output] = evaluate(layer, operands, self.network)  # type: ignore[arg-type]
+            numbers[layer.output] = evaluate(layer, operands, self.network)
             if layer.kind == "CONSTANT" and (const := source(layer.output, self.graph)):
-                kinds.setdefault(const, self.network.tensors[layer.output].dtype)
+                dtype = self.network.tensors[layer.output].dtype
+                if dtype != "int4":  # their scales' type counts
+                    kinds.setdefault(const, dtype)
         return Ran(numbers[self.names[id(value)]], leaves, kinds)
 
     def _input(self, name: str) -> Tensor:
@@ -231,7 +231,7 @@ class Pieces:
     def _constant(self, const: Constant, dtype: str) -> Tensor:
         values = self.constants(const.name)
         if isinstance(values, Int4Matrix):
-            return torch.from_numpy(values.values())
+            return torch.from_numpy(values.values(dtype))
         return torch.from_numpy(widened(rounded(values, dtype), dtype).copy())
 
     def _run(self, node: Node, operands: list[Tensor | float]) -> list[Tensor]:

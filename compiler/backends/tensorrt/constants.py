@@ -40,9 +40,16 @@ class Int4Matrix:
         """[N, K]."""
         return self.packed.shape[0], 2 * self.packed.shape[1]
 
-    def values(self) -> npt.NDArray[np.float32]:
-        """f32 [N, K], as the dequantise layer computes them."""
-        return dequantised(self.packed, self.scales.astype(np.float32))
+    def values(self, dtype: str) -> npt.NDArray[np.float32]:
+        """f32 [N, K]: products of nibbles and scales that are kept in `dtype`.
+
+        The dequantise layer rounds them to that type once more.
+        """
+        return dequantised(self.packed, widened(self.stored_scales(dtype), dtype))
+
+    def stored_scales(self, dtype: str) -> npt.NDArray[Any]:
+        """The scales as a network holds them: of the type that the values are computed in."""
+        return rounded(self.scales.astype(np.float32), dtype)
 
 
 Constants = Callable[[str], "npt.NDArray[Any] | Int4Matrix"]
@@ -108,7 +115,7 @@ def stored_array(stored: Stored, constants: Constants) -> npt.NDArray[Any]:
         _check_blocks(values, stored.source)
         if tensor.dtype == "int4":
             return np.ascontiguousarray(values.packed)
-        return rounded(values.scales.astype(np.float32), tensor.dtype, stored.source)
+        return values.stored_scales(tensor.dtype)
     return rounded(values, tensor.dtype, stored.source)
 
 
@@ -135,6 +142,6 @@ def _check_blocks(matrix: Int4Matrix, name: str) -> None:
         raise SpikeError(
             "SPK531",
             "TensorRT",
-            f"{name} has a block whose scale isn't a finite number above zero, which TensorRT wants.",
+            f"{name} has a block whose scale is not a finite number above zero.",
             "Quantise it again: an all-zero block takes any scale with zero values.",
         )

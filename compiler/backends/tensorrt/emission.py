@@ -143,14 +143,12 @@ class Emission:
         k = shape[-1]
         if not isinstance(k, int) or k % INT4_BLOCK:
             raise NoLayersError(f"rows of {k} in @{const.name} are no multiple of {INT4_BLOCK}")
-        blocks = (*shape[:-1], k // INT4_BLOCK)
-        values = self._stored(const, "int4", shape)
-        # bf16 would cut three bits off the f16 scales.
-        scales = self._stored(const, "f16" if dtype == "f16" else "f32", blocks, "scales")
-        return self.layer(
-            "dequantize", [values, scales], shape, dtype,
-            name=f"@{const.name}:{dtype}", block=INT4_BLOCK,
-        )  # fmt: skip
+        flat = self.dims(const.shape)
+        values = self._stored(const, "int4", flat)
+        scales = self._stored(const, dtype, (flat[0], k // INT4_BLOCK), "scales")
+        name = f"@{const.name}:{dtype}"
+        matrix = self.layer("dequantize", [values, scales], flat, dtype, name=name, axis=1)
+        return self.reshape(matrix, shape, f"{name}/{len(shape)}" if shape != flat else "")
 
     def _stored(
         self, const: Constant, dtype: str, shape: Sequence[Dimension], part: str = "values"

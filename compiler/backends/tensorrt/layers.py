@@ -237,7 +237,7 @@ def _rows(emission: Emission, node: Node, table: Operand, ids: Value) -> Tensor:
 @emits("linear", "linear_residual")
 def _linear(emission: Emission, node: Node) -> Tensor:
     dtype = emission.types.computed_in(node)
-    x, weight, *rest = node.operands
+    weight, *rest = node.operands[1:]
     tensor = emission.cast(emission.value(node.value(0)), dtype)
     matrix = emission.operand(weight, dtype, tensor.rank)
     shape = (*tensor.shape[:-1], matrix.shape[-2])

@@ -1,7 +1,7 @@
 """What the layers of a network compute, after TensorRT's documentation, in torch and f32.
 
-The checker runs pieces of a network by these definitions. Rounding between layers is left out: types
-are compared as types, values as values.
+The checker runs pieces of a network by these definitions. Rounding between layers is left out:
+types are compared as types, values as values.
 Source: the operator reference and the API reference of TensorRT (IAttention, IKVCacheUpdateLayer,
 IRotaryEmbeddingLayer, IDequantizeLayer, ...).
 """
@@ -81,13 +81,13 @@ def _cast(x: Tensor, dtype: str) -> Tensor:
 
 
 def _dequantize(layer: ReadLayer, inputs: Inputs) -> Tensor:
-    """value * scale of its block; the block is the last dimension of block_shape."""
+    """value * scale of its block; blocks lie along `axis`, whose length the scales divide."""
     packed, scales = (t.numpy() for t in inputs)
-    block = layer.attrs["block_shape"]
-    if set(block[:-1]) != {1} or 2 * packed.shape[-1] != block[-1] * scales.shape[-1]:
-        raise ValueError(f"blocks {block} of values {list(packed.shape)}, {list(scales.shape)}")
-    if packed.shape[:-1] != scales.shape[:-1]:
-        raise ValueError(f"scales {list(scales.shape)} for values {list(packed.shape)} / 2")
+    if packed.ndim != scales.ndim or layer.attrs["axis"] not in (-1, packed.ndim - 1):
+        raise ValueError(f"blocks along axis {layer.attrs['axis']} of rows packed along the last")
+    blocks, rest = divmod(2 * packed.shape[-1], scales.shape[-1])
+    if packed.shape[:-1] != scales.shape[:-1] or rest or blocks < 2:
+        raise ValueError(f"scales {list(scales.shape)} for {list(packed.shape)} pairs of values")
     return torch.from_numpy(dequantised(packed, scales))
 
 
@@ -129,8 +129,7 @@ def _softmax(layer: ReadLayer, inputs: Inputs) -> Tensor:
 def _shuffle(layer: ReadLayer, inputs: Inputs) -> Tensor:
     x, attrs = inputs[0], layer.attrs
     x = x.permute(attrs["first_transpose"][: x.dim()])
-    if "reshape_dims" in attrs and attrs["reshape_dims"] is not None and attrs["reshape_dims"] != ():
-        dims = attrs["reshape_dims"]
+    if dims := attrs.get("reshape_dims"):
         copies = attrs["zero_is_placeholder"]
         x = x.reshape([x.shape[i] if d == 0 and copies else d for i, d in enumerate(dims)])
     return x.permute(attrs["second_transpose"][: x.dim()])

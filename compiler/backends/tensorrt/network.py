@@ -101,7 +101,7 @@ def _identity(network: Network, inputs: list[Any], layer: Layer, output: Tensor)
 
 def _dequantize(network: Network, inputs: list[Any], layer: Layer, output: Tensor) -> Any:
     made = network.definition.add_dequantize(*inputs, network.dtype(output.dtype))
-    made.block_shape = (*(1,) * (output.rank - 1), layer.attrs["block"])
+    made.axis = layer.attrs["axis"]  # several scales along it: blocks
     return made
 
 

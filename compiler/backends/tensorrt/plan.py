@@ -1,8 +1,8 @@
 """The network as pure data: what `--plan-only` writes and what the builder follows, layer by layer.
 
 A dimension is a number, or the name of one that the step decides: ``B`` sequences, ``S`` tokens of
-each, ``R`` rows of logits of each. Element types are spelt as in the IR (``f32``, ``f16``, ``bf16``, ``i32``, ``bool``), besides
-``int4`` for packed nibbles.
+each, ``R`` rows of logits of each. Element types are spelt as in the IR (``f32``, ``f16``,
+``bf16``, ``i32``, ``bool``), besides ``int4`` for packed nibbles.
 """
 
 from __future__ import annotations

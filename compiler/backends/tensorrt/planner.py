@@ -2,9 +2,9 @@
 
 The step's interface, all i32: ``tokens`` and ``positions`` [B, S], ``write_indices`` [B] (tokens
 that each sequence has in its cache), ``kv_lens`` [B] (with the new ones), ``logit_rows`` [B, R]
-(whose logits are wanted, 0..S-1). Sequences shorter than S are padded at the end; a token's position
-is its place in the cache. Each state is an input ``NAME.past`` and an output ``NAME.present`` that
-share one address; the output ``logits`` is f32 [B, R, V].
+(whose logits are wanted, 0..S-1). Sequences shorter than S are padded at the end; a token's
+position is its place in the cache. Each state is an input ``NAME.past`` and an output
+``NAME.present`` that share one address; the output ``logits`` is f32 [B, R, V].
 """
 
 from __future__ import annotations
@@ -180,9 +180,15 @@ def _collect(emission: Emission) -> NetworkPlan:
         tensors=tensors,
         constants={n: s for n, s in emission.constants.items() if n in used},
         aliases=tuple(emission.aliases),
-        profiles=emission.target.profiles(tensors[LOGITS].shape[-1]),
+        profiles=emission.target.profiles(_vocabulary(tensors[LOGITS])),
         capacity=emission.target.capacity,
     )
+
+
+def _vocabulary(logits: Tensor) -> int:
+    width = logits.shape[-1]
+    assert isinstance(width, int)
+    return width
 
 
 def _names(emission: Emission) -> dict[str, str]:

@@ -28,7 +28,7 @@ _CLASSES = {
     "CAST": ("ICastLayer", ("to_type",)),
     "CONCATENATION": ("IConcatenationLayer", ("axis",)),
     "CONSTANT": ("IConstantLayer", ("shape",)),
-    "DEQUANTIZE": ("IDequantizeLayer", ("axis", "block_shape")),
+    "DEQUANTIZE": ("IDequantizeLayer", ("axis",)),
     "ELEMENTWISE": ("IElementWiseLayer", ("op",)),
     "GATHER": ("IGatherLayer", ("axis", "mode", "num_elementwise_dims")),
     "IDENTITY": ("IIdentityLayer", ()),
@@ -104,9 +104,7 @@ class ReadNetwork:
 def read_network(definition: Any) -> ReadNetwork:
     """Walks an INetworkDefinition. Raises SpikeError SPK529 for a layer that has no reading."""
     tensors: dict[str, ReadTensor] = {}
-    inputs = tuple(
-        _tensor(definition.get_input(i), tensors) for i in range(definition.num_inputs)
-    )
+    inputs = tuple(_tensor(definition.get_input(i), tensors) for i in range(definition.num_inputs))
     layers = [
         layer
         for i in range(definition.num_layers)
