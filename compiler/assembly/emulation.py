@@ -47,8 +47,8 @@ class Emulation:
         self._graph = _by_own_names(graph)
         types: dict[str, set[str]] = {}
         for stored in plan.constants.values():
-            if stored.source and stored.part == "values":
-                types.setdefault(stored.source, set()).add(_value_type(stored.tensor.dtype, plan))
+            if stored.source and stored.tensor.dtype != "int4":  # whose scales have the type
+                types.setdefault(stored.source, set()).add(stored.tensor.dtype)
         self._values = _Values(constants, types)
         self._longest = longest
 
@@ -102,17 +102,9 @@ class _Values:
         found, types = self._constants(name), self._types.get(name, {"f32"})
         # Used in two element types: the wider one, which both are made from.
         dtype = next(iter(types)) if len(types) == 1 else "f32"
-        exact = found.values() if isinstance(found, Int4Matrix) else found
+        exact = found.values(dtype) if isinstance(found, Int4Matrix) else found
         kept = widened(rounded(exact, dtype, name), dtype)
         return torch.from_numpy(np.array(kept))
-
-
-def _value_type(dtype: str, plan: NetworkPlan) -> str:
-    """Of int4 the type that its dequantised values have."""
-    if dtype != "int4":
-        return dtype
-    scales = (s.tensor.dtype for s in plan.constants.values() if s.part == "scales")
-    return next(scales)
 
 
 def _by_own_names(graph: Graph) -> Graph:
