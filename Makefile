@@ -32,7 +32,7 @@ ASAN_TESTS := $(wildcard tests/numeric/test_kernels_*.py tests/numeric/test_ops_
 	tests/numeric/test_error_feedback.py tests/numeric/test_quantize_error.py \
 	tests/numeric/test_quantize_stream.py
 
-.PHONY: install kernels models quickstart test test-asan test-slow test-all lint clean
+.PHONY: install kernels models quickstart test test-asan test-slow test-all test-gpu lint clean
 
 install: $(VENV)/built
 
@@ -88,6 +88,11 @@ test-slow: models
 test-all: models
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/architectures.py
 	$(BIN)/pytest -q tests/slow
+
+# TensorRT engines, built and run: on a machine with an NVIDIA GPU (elsewhere: skipped, with reason).
+test-gpu: models
+	$(PIP) install -q -c constraints.txt "tensorrt-rtx>=1.7"
+	$(BIN)/pytest -q -rs tests/gpu
 
 lint: install
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ def verify_on_device(path: Path, terminal: Terminal) -> int:
     """Runs the engine here and records in its evidence whether it does what the build certified.
 
     Exit code 4 if it doesn't. Raises SPK807 for an engine that runs on CPUs, SPK508 for one that is
-    damaged, SPK619..SPK622 where it can't run.
+    damaged, SPK621..SPK624 where it can't run.
     """
     engine = EngineDirectory.open(path, verify=True)
     spec = engine.config.spike.tensorrt

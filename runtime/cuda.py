@@ -64,7 +64,7 @@ class Gpu:
         driver: for tests; None loads `LIBRARY`.
 
     Raises:
-        SpikeError: SPK619, there is no driver or no GPU, or it refuses.
+        SpikeError: SPK621, there is no driver or no GPU, or it refuses.
     """
 
     def __init__(self, driver: Any = None) -> None:
@@ -163,9 +163,9 @@ class Gpu:
 
 
 def no_gpu(cause: str) -> SpikeError:
-    """The error of a TensorRT engine on a machine that can't run it: SPK619."""
+    """The error of a TensorRT engine on a machine that can't run it: SPK621."""
     return SpikeError(
-        "SPK619",
+        "SPK621",
         "engine",
         f"a TensorRT engine runs on an NVIDIA GPU, and {cause}.",
         "Run it on a machine with a GPU of the engine's list (`spike inspect`), or build the "

@@ -62,8 +62,8 @@ class TensorRtSession:
         gpu: None opens the first one.
 
     Raises:
-        SpikeError: SPK614 the engine has another interface than its config says, SPK619 no GPU,
-            SPK620 tensorrt_rtx is missing, SPK621 TensorRT refuses the engine here, SPK622 too
+        SpikeError: SPK614 the engine has another interface than its config says, SPK621 no GPU,
+            SPK622 tensorrt_rtx is missing, SPK623 TensorRT refuses the engine here, SPK624 too
             little device memory.
     """
 
@@ -293,7 +293,7 @@ def _import() -> Any:
         import tensorrt_rtx
     except ImportError as error:
         raise SpikeError(
-            "SPK620",
+            "SPK622",
             "engine",
             f"a TensorRT engine needs the package tensorrt-rtx, which can't be imported: {error}.",
             "pip install 'spikeinfer[tensorrt]'",
@@ -392,7 +392,7 @@ def _require(done: bool, name: str) -> None:
 
 def _refused(cause: str) -> SpikeError:
     return SpikeError(
-        "SPK621",
+        "SPK623",
         "engine",
         f"TensorRT does not take this engine here: {cause}.",
         "It runs with the version of tensorrt-rtx that built it, on a GPU of its list: "
@@ -403,7 +403,7 @@ def _refused(cause: str) -> SpikeError:
 
 def _no_memory(limits: SessionLimits) -> SpikeError:
     return SpikeError(
-        "SPK622",
+        "SPK624",
         "engine",
         f"the GPU has too little memory for the engine and the caches of {limits.num_blocks} "
         f"sequences of {limits.block_size} tokens.",

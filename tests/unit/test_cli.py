@@ -119,8 +119,6 @@ def test_outputs_have_one_rule(spike: Callable[..., Outcome], tmp_path: Path, co
 @pytest.mark.parametrize(
     "words",
     [
-        [*BUILD, "--backend", "tensorrt"],
-        [*BUILD, "--target-sm", "89"],
         [*BUILD, "--kv-cache-type", "disabled"],
         [*BUILD, "--profiling-verbosity", "detailed"],
         ["serve", "ENGINE", "--port", "1"],

@@ -148,7 +148,7 @@ def test_too_little_device_memory(tmp_path: Path) -> None:
     gpu = fake.FakeGpu(most=1000)
     with pytest.raises(SpikeError, match="GPU has too little memory") as refused:
         session(tmp_path, gpu=gpu)
-    assert refused.value.code == "SPK622"
+    assert refused.value.code == "SPK624"
     assert gpu.closed
 
 
@@ -163,7 +163,7 @@ def test_tensorrt_refuses(tmp_path: Path, trt: Any, words: str) -> None:
     gpu = fake.FakeGpu()
     with pytest.raises(SpikeError, match=words) as refused:
         session(tmp_path, trt=trt, gpu=gpu)
-    assert refused.value.code == "SPK621"
+    assert refused.value.code == "SPK623"
     assert gpu.closed
 
 
@@ -232,7 +232,7 @@ def test_no_gpu_is_one_clear_error(tmp_path: Path) -> None:
 
     with pytest.raises(SpikeError, match="driver finds no GPU") as refused:
         cuda.Gpu(NoGpu())
-    assert refused.value.code == "SPK619"
+    assert refused.value.code == "SPK621"
     assert refused.value.exit_code == 5
 
 
@@ -314,7 +314,7 @@ def test_the_real_module_refuses_a_file_that_is_no_engine(tmp_path: Path) -> Non
     model.write_bytes(b"no engine" * 100)
     with pytest.raises(SpikeError, match="malformed engine") as refused:
         TensorRtSession(model, config(), linear_limits(config(), LENGTH, None), trt, fake.FakeGpu())
-    assert refused.value.code == "SPK621"
+    assert refused.value.code == "SPK623"
 
 
 def test_a_config_for_more_than_the_cache_holds() -> None:
