@@ -200,7 +200,8 @@ def _attention(network: Network, inputs: list[Any], layer: Layer, output: Tensor
     made = network.definition.add_attention_v2(
         q, k, v, network.trt.AttentionNormalizationOp.SOFTMAX, network.trt.CausalMaskKind.NONE
     )
-    made.mask = mask
+    if mask is not None:
+        made.mask = mask
     if lengths is not None:
         made.key_value_lengths = lengths
     made.decomposable = bool(layer.attrs["decomposable"])
