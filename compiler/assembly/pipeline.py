@@ -23,6 +23,11 @@ from .calibration_text import text_of
 from .request import BuildRequest
 
 STREAMING_ONLY = ("alias-kv", "flatten-tokens", "select-logit-rows")
+NOT_FOR_TENSORRT = (
+    "flatten-tokens", "select-logit-rows", "raise-gated-mlp", "fuse-residual", "fuse-qkv",
+)  # fmt: skip
+"""TensorRT fuses by itself, its caches are [batch, capacity], and every part of an MLP needs its own
+certificate when it is a tensor of its own."""
 
 
 GivenFormat: TypeAlias = Callable[[Constant], Given | None]

@@ -113,10 +113,9 @@ def _(plan: NetworkPlan) -> NetworkPlan:
     return bypass(plan, "%q0", layer.inputs[0])
 
 
-@fault("bias added twice")
+@fault("bias subtracted")
 def _(plan: NetworkPlan) -> NetworkPlan:
-    layer = behind(plan, "%q0", "elementwise")
-    return inputs(plan, layer, layer.inputs[1], layer.inputs[1])
+    return attr(plan, behind(plan, "%q0", "elementwise"), op="SUB")
 
 
 @fault("wrong window")

@@ -1,12 +1,13 @@
 """A decoder of two layers as IR text, with what emission can get wrong in it.
 
-Layer 0 has a window, biases and norms on queries and keys, layer 1 neither; both have grouped heads,
-a gated MLP and int4 matrices; logits are soft-capped. Matrices are square where a transposition
-would otherwise show by its shape.
+Layer 0 has a window, biases and norms on queries and keys, layer 1 neither; both have grouped
+heads, a gated MLP and int4 matrices; logits are soft-capped. Matrices are square where a
+transposition would otherwise show by its shape.
 """
 
 from __future__ import annotations
 
+import base64
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -81,7 +82,7 @@ _TAIL = """
 
 
 def graph(*, int4: bool = True, attn: tuple[str, str] = ("", ""), sinks: bool = False) -> Graph:
-    """The placed graph; `attn` adds attributes to the two attentions, `sinks` sinks to the first."""
+    """The placed graph; `attn` adds attributes to both attentions, `sinks` sinks to the first."""
     shapes: dict[str, tuple[int, ...]] = {"embed": (VOCAB, WIDTH), "head": (VOCAB, WIDTH)}
     vectors = {"final_norm": WIDTH, "q_norm": HEAD, "k_norm": HEAD, "bias_q": WIDTH, "bias_k": KV}
     if sinks:
@@ -127,8 +128,6 @@ def _layer(i: int, attn: str, sinks: bool) -> str:
 
 
 def _inverse_frequencies() -> str:
-    import base64
-
     return base64.b64encode((100.0 ** -(np.arange(16) / 16)).astype("<f4").tobytes()).decode()
 
 
