@@ -26,8 +26,8 @@ STREAMING_ONLY = ("alias-kv", "flatten-tokens", "select-logit-rows")
 NOT_FOR_TENSORRT = (
     "flatten-tokens", "select-logit-rows", "raise-gated-mlp", "fuse-residual", "fuse-qkv",
 )  # fmt: skip
-"""TensorRT fuses by itself, its caches are [batch, capacity], and every part of an MLP needs its own
-certificate when it is a tensor of its own."""
+"""TensorRT fuses by itself, its caches are [batch, capacity], and every part of an MLP is a tensor
+there, which needs its own certificate."""
 
 
 GivenFormat: TypeAlias = Callable[[Constant], Given | None]
