@@ -24,9 +24,10 @@ from .request import BuildRequest
 
 STREAMING_ONLY = ("alias-kv", "flatten-tokens", "select-logit-rows")
 NOT_FOR_TENSORRT = (
-    "flatten-tokens", "select-logit-rows", "fuse-residual", "fuse-qkv", "raise-gated-mlp",
+    "flatten-tokens", "select-logit-rows", "raise-gated-mlp", "fuse-residual", "fuse-qkv",
 )  # fmt: skip
-"""TensorRT fuses by itself, and each part of an MLP has a precision of its own."""
+"""TensorRT fuses by itself, its caches are [batch, capacity], and every part of an MLP is a tensor
+there, which needs its own certificate."""
 
 
 GivenFormat: TypeAlias = Callable[[Constant], Given | None]

@@ -8,9 +8,14 @@ from pathlib import Path
 
 from ...errors import ExitCode, SpikeError
 from ...passes.assign_precision import DTYPES
-from ..backends.tensorrt import NetworkPlan, Target, plan_network
-from ..backends.tensorrt.build import installed_version
-from ..backends.tensorrt.sizes import device_bytes
+from ..backends.tensorrt import (
+    MemoryReport,
+    NetworkPlan,
+    Target,
+    installed_version,
+    memory_report,
+    plan_network,
+)
 from ..engine import AliasSpec, ProfileSpec, TensorRtSpec
 from ..engine.durable import write_file
 from ..engine.schema import encode
@@ -144,7 +149,7 @@ class Network:
             ),
             aliases=tuple(AliasSpec(a.state, a.input, a.output) for a in self.plan.aliases),
             weight_streaming=self.target.weight_streaming,
-            bytes=device_bytes(self.plan),
+            bytes=_bytes(memory_report(self.plan)),
         )
 
     def check_set(self, checkpoint: Checkpoint, longest: int) -> GoldenSet:
@@ -163,6 +168,14 @@ class Network:
         return device_check(DEVICE_CHECK, windows, self.emulation.prefill, made)
 
 
+def _bytes(report: MemoryReport) -> dict[str, int]:
+    """By what takes them, for a person."""
+    steps = {
+        f"{name} step": size + report.logits[name] for name, size in report.activations.items()
+    }
+    return {"weights": report.weights, "kv cache": report.caches, **steps}
+
+
 def plan_document(network: Network, storage: StoragePlan) -> bytes:
     """What `--plan-only` writes: target, sizes, storage and the network, as canonical JSON."""
     spec = network.spec("")
@@ -172,7 +185,7 @@ def plan_document(network: Network, storage: StoragePlan) -> bytes:
             "target": {"sms": spec.sms, "dtype": spec.dtype, "capacity": spec.capacity,
                        "weight streaming": spec.weight_streaming},
             "profiles": spec.profiles,
-            "bytes": spec.bytes,
+            "bytes": memory_report(network.plan).to_json(),
             "storage": storage.table(),
             "relative error": network.constants.errors,
             "network": json.loads(network.json()),

@@ -160,7 +160,8 @@ def test_a_network_that_is_not_the_configs(
 
 def test_the_emulation_is_transformers_with_these_weights(int4: BuildResult) -> None:
     """transformers in float32, given what the quantiser makes of each matrix, says nearly the same:
-    what is left is half precision, 2^-11 of logits and activations of a few units."""
+    what is left is half precision, some units of 2^-11 of logits and activations of up to 12. The
+    int4 values themselves move logits by 3 and more."""
     from spikeinfer import kernels
     from transformers import AutoModelForCausalLM
 
@@ -176,8 +177,9 @@ def test_the_emulation_is_transformers_with_these_weights(int4: BuildResult) -> 
         for prompt in expected.prompts:
             logits = model(torch.tensor([prompt.sequence])).logits[0].numpy()
             theirs = np.take_along_axis(logits, prompt.top_ids.astype(np.int64), 1)
-            assert np.abs(theirs - prompt.top_logits).max() < 0.03
-            assert np.abs(theirs - prompt.top_logits).max() > 1e-5  # it was rounded at all
+            error = np.abs(theirs - prompt.top_logits)
+            assert error.max() < 0.1
+            assert 1e-4 < error.mean() < 0.01  # it was rounded at all
 
 
 @needs_tensorrt

@@ -1,7 +1,7 @@
 """TensorRT engines on the GPU of this machine: built for it, run, and held against the source.
 
 `make test-gpu` runs this wherever a GPU of TensorRT for RTX is; elsewhere every test is skipped and
-says why. Nobody has run it yet but where the README says so.
+says why. It was written on a machine without a GPU and has not been run on one yet.
 """
 
 from __future__ import annotations

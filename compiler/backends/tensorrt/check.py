@@ -46,7 +46,10 @@ def check_network(
     definition: Any, graph: Graph, constants: Constants, target: Target
 ) -> list[Finding]:
     """Differences between an INetworkDefinition and a placed graph; none is the proof."""
-    network = read_network(definition)
+    try:
+        network = read_network(definition)
+    except RuntimeError as error:  # shapes that contradict each other
+        return [Finding("network", f"TensorRT can't read it back: {error}")]
     findings = [*interface_findings(network, graph, target)]
     if findings:
         return findings  # sizes are not known well enough to run anything

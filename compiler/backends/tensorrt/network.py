@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....errors import ExitCode, SpikeError
 from .constants import Constants, stored_array
 from .plan import Layer, NetworkPlan, Stored, Tensor
 
@@ -84,6 +85,14 @@ def _name(network: Network, layer: Any, name: str, output: Any) -> None:
 def _add_layer(network: Network, plan: NetworkPlan, layer: Layer) -> None:
     inputs = [network.tensors[name] if name else None for name in layer.inputs]
     made = _ADD[layer.kind](network, inputs, layer, plan.tensors[layer.outputs[0]])
+    if made is None:
+        raise SpikeError(
+            "SPK528",
+            "TensorRT",
+            f"it refused the layer {layer.outputs[0]} ({layer.kind} in {layer.scope}).",
+            "This is a bug of SpikeInfer; please report it with the model's config.json.",
+            ExitCode.INTERNAL,
+        )
     made.metadata = layer.scope
     _name(network, made, layer.outputs[0], made.get_output(0))
 
@@ -200,7 +209,10 @@ def _attention(network: Network, inputs: list[Any], layer: Layer, output: Tensor
     made = network.definition.add_attention_v2(
         q, k, v, network.trt.AttentionNormalizationOp.SOFTMAX, network.trt.CausalMaskKind.NONE
     )
-    made.mask = mask
+    if made is None:
+        return None
+    if mask is not None:
+        made.mask = mask
     if lengths is not None:
         made.key_value_lengths = lengths
     made.decomposable = bool(layer.attrs["decomposable"])
