@@ -358,7 +358,10 @@ def _assemble_tensorrt(
         evidence = _gate(work, network.emulation.scorers, tell)
         if evidence is None:
             return None
-        evidence = replace(evidence, executed=EXECUTED, validated_on_gpu=False)
+        if evidence.status == "failed" and not request.keep_failed:
+            raise _too_far(work, evidence)  # nobody would see the engine
+        ran = "" if evidence.status == "off" else EXECUTED
+        evidence = replace(evidence, executed=ran, validated_on_gpu=False)
         tell.phase("engine")
         built = build_engine(graph, network.plan, network.constants, network.target, tell.note)
         writer.write(MODEL, built.data)
@@ -429,13 +432,17 @@ def _record(work: _Build, writer: EngineWriter, evidence: Evidence) -> None:
     """
     writer.record(evidence, work.solver.pareto() if work.solver else None)
     if evidence.status == "failed":
-        raise SpikeError(
-            "SPK580",
-            "golden gate",
-            f"the engine is too far from its source: {evidence.reason}.",
-            _what_to_try(work),
-            ExitCode.GOLDEN_FAILED,
-        )
+        raise _too_far(work, evidence)
+
+
+def _too_far(work: _Build, evidence: Evidence) -> SpikeError:
+    return SpikeError(
+        "SPK580",
+        "golden gate",
+        f"the engine is too far from its source: {evidence.reason}.",
+        _what_to_try(work),
+        ExitCode.GOLDEN_FAILED,
+    )
 
 
 def _what_to_try(work: _Build) -> str:
@@ -445,7 +452,8 @@ def _what_to_try(work: _Build) -> str:
         steps.append(f"It is kept in {work.request.output_dir}.failed.")
     assert work.storage.plan is not None
     if work.storage.plan.has_blocks and work.request.quantization not in ("none", "auto"):
-        finer = "none" if work.tolerance is Quantization.Q8_0 else "q8_0 or none"
+        finest = work.request.backend == "tensorrt" or work.tolerance is Quantization.Q8_0
+        finer = "none" if finest else "q8_0 or none"
         steps.append(
             f"Try --quantization {finer}: models of random weights, such as tests use, suffer far "
             "more from rounding than trained ones."

@@ -144,7 +144,7 @@ class TensorRtSpec:
         profiles: in the engine's order.
         aliases: in the order of `SpikeConfig.states`.
         weight_streaming: whether weights may stay in the machine's memory.
-        bytes: on the device, by what takes them: ``weights``, ``kv cache``, ``NAME step`` of a profile.
+        bytes: on the device, by what takes them: ``weights``, ``kv cache``, a ``PROFILE step``.
     """
 
     version: str
