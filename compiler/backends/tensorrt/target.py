@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import ExitCode, SpikeError
-from ...ir import DType
+from ...ir import HALVES, DType
 
 SMS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 CURRENT = "current"
@@ -102,6 +102,9 @@ class Target:
         that contradict each other.
         """
         _check_sms(self.sms)
+        if self.dtype not in HALVES:
+            what = f"{self.dtype.value} isn't a type that engines are computed in."
+            raise _refused("SPK522", what, "Give --dtype float16 or bfloat16.")
         _check_types(self.sms, (self.dtype.value, *types))
         _check_options(self.options)
         _check_sizes(self)
