@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compiler.engine import EngineDirectory, PassEntry, SpikeConfig, WeightSpec
-from ..compiler.engine.manifest import MODEL
+from ..compiler.engine.manifest import MODEL, NETWORK
 from ..compiler.engine.network_check import network_problems
 from ..errors import ExitCode, SpikeError
 from .build import config_rows, memory_line
@@ -123,12 +123,29 @@ def _fired(engine: EngineDirectory) -> str:
 
 
 def weights_text(engine: EngineDirectory) -> str:
-    """Every tensor of rank0.weights."""
+    """Every tensor of rank0.weights, or every constant of a TensorRT network."""
+    if engine.config.spike.tensorrt is not None:
+        held = [(c["source"], c["part"], c["dtype"], "x".join(map(str, c["shape"])), c["sha256"][:16])
+                for c in network_constants(engine)]  # fmt: skip
+        return table(("Name", "Part", "Type", "Shape", "sha256"), held)
     rows = [
         (w.name, w.role, w.format, "x".join(map(str, w.shape)), f"{w.bytes:,}", w.offset)
         for w in engine.config.spike.weights
     ]
     return table(("Name", "Role", "Format", "Shape", "#Bytes", "#Offset"), rows)
+
+
+def network_constants(engine: EngineDirectory) -> list[dict[str, Any]]:
+    """What a TensorRT network holds of the model, as network.json lists it."""
+    network = json.loads((engine.path / NETWORK).read_text(encoding="utf-8"))
+    return [constant for constant in network["constants"] if "source" in constant]
+
+
+def weights_data(engine: EngineDirectory) -> object:
+    """The same as data."""
+    if engine.config.spike.tensorrt is not None:
+        return network_constants(engine)
+    return _part("weights")(engine)
 
 
 def passes_text(engine: EngineDirectory) -> str:
@@ -184,7 +201,7 @@ def _part(name: str) -> Callable[[EngineDirectory], object]:
 View = tuple[Callable[[EngineDirectory], str], Callable[[EngineDirectory], object]]
 VIEWS: dict[str, View] = {
     "report": (report_text, report_data),
-    "weights": (weights_text, _part("weights")),
+    "weights": (weights_text, weights_data),
     "precision": (precision_text, _part("precision")),
     "passes": (passes_text, _part("passes")),
     "quantization": (quantization_text, quantization_data),

@@ -25,10 +25,9 @@ INSIDE = {
 
 def precision_table(graph: Graph, reports: Sequence[PassReport]) -> tuple[PrecisionEntry, ...]:
     """One row per state, per kind of kernel, and (half precision only) per value."""
-    caches = [
-        PrecisionEntry(s.name, "cached rows", s.format, "storage of the cache; read as f32")
-        for s in graph.states.values()
-    ]
+    widened = all(not n.kernel.startswith("tensorrt.") for n in graph.nodes)
+    how = "storage of the cache; read as f32" if widened else "storage of the cache"
+    caches = [PrecisionEntry(s.name, "cached rows", s.format, how) for s in graph.states.values()]
     kernels = [_inside(kernel) for kernel in sorted({n.kernel for n in graph.nodes})]
     values = [_entry(c) for report in reports for c in report.certificates]
     return (*caches, *kernels, *values)
