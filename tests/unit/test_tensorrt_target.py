@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "stripped": ({"options": ("strip-plan",)}, (), "SPK523 .*strip-plan"),
     "version compatible": ({"options": ("version-compatible",)}, (), "SPK523 .*version-comp"),
     "unknown option": ({"options": ("fast",)}, (), "SPK523 .*'fast'.*refit"),
+    "timing cache": ({"timing_cache": Path("t")}, (), "SPK530 .*no effect.*--timing-cache out"),
     "no sequences": ({"max_batch_size": 0}, (), "SPK524 .*--max-batch-size is 0"),
     "chunk over capacity": ({"capacity": 64, "max_num_tokens": 65}, (), "SPK524 .*65 .*64"),
     "element type": ({"dtype": DType.F32}, (), "SPK522 .*f32 .*float16 or bfloat16"),

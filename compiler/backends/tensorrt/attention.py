@@ -17,8 +17,6 @@ from .emission import Emission, refusal
 from .layers import emits
 from .plan import Tensor
 
-FUSED_WIDTHS = range(32, 257)
-"""Head widths that fused kernels have; others may be decomposed by TensorRT."""
 HIDDEN = -1e30
 """Score of a hidden key: e^HIDDEN is 0, and f32 holds it."""
 
@@ -50,10 +48,8 @@ def _attention(emission: Emission, node: Node) -> Tensor:
     special = len(node.operands) > 3 or attribute(node, "softcap") or attribute(node, "slopes")
     if special or heads.width != heads.value_width:
         return _spelt_out(emission, node, scaled, k, v, heads)
-    fused = dtype != "f32" and heads.width in FUSED_WIDTHS and heads.width % 8 == 0
     return emission.layer(
         "attention", [scaled, k, v, _mask(emission, node), emission.tensors["kv_lens"]], q.shape,
-        decomposable=not fused,
     )  # fmt: skip
 
 

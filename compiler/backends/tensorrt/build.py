@@ -6,11 +6,9 @@ The bytes that come out differ from build to build (TensorRT's own doing); the p
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from ....errors import ExitCode, SpikeError
@@ -19,7 +17,7 @@ from .check import check_network
 from .constants import Constants
 from .network import Network, define
 from .plan import NetworkPlan
-from .target import CURRENT, Profile, Target
+from .target import Profile, Target
 
 PACKAGE = "tensorrt-rtx"
 
@@ -68,8 +66,7 @@ def build_engine(
         tell: called with what is done next.
 
     Raises SpikeError: SPK527 tensorrt_rtx isn't installed, SPK528 TensorRT refused, SPK529 the
-    network differs from the graph (our bug), SPK530 the timing cache can't be used, SPK531 a
-    constant that can't be stored.
+    network differs from the graph (our bug), SPK531 a constant that can't be stored.
     """
     version = installed_version()
     trt = importlib.import_module("tensorrt_rtx")
@@ -81,12 +78,9 @@ def build_engine(
     require_equal(network, graph, constants, target)
     tell("engine")
     config = _configured(trt, builder, plan, target)
-    cache = _open_cache(config, target.timing_cache)
     serialized = builder.build_serialized_network(network.definition, config)
     if serialized is None:
         raise _refused(log.messages)
-    if cache is not None and target.timing_cache is not None:
-        _save_cache(cache, target.timing_cache)
     return BuiltEngine(bytes(serialized), version, tuple(log.messages))
 
 
@@ -144,40 +138,6 @@ def _shapes(builder: Any, plan: NetworkPlan, profile: Profile) -> Any:
     return made
 
 
-def _open_cache(config: Any, path: Path | None) -> Any:
-    """The timing cache that the builder reads and adds to; None if none is asked for."""
-    if path is None:
-        return None
-    try:
-        data = path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise _cache_problem(path, str(error)) from error
-    cache = config.create_timing_cache(data)
-    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
-        raise _cache_problem(path, "another version of TensorRT wrote it, or it is damaged")
-    return cache
-
-
-def _save_cache(cache: Any, path: Path) -> None:
-    """Written beside and renamed: whoever builds at the same time reads the old or the new one."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        beside.write_bytes(bytes(cache.serialize()))
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise _cache_problem(path, str(error)) from error
-
-
-def _cache_problem(path: Path, reason: str) -> SpikeError:
-    return SpikeError(
-        "SPK530",
-        "TensorRT",
-        f"the timing cache {path} can't be used: {reason}.",
-        "Delete the file, or name another one.",
-    )
-
-
 def _refused(messages: list[str]) -> SpikeError:
     said = next((m for m in messages if "Error Code" in m), messages[-1] if messages else "nothing")
     return SpikeError(
@@ -187,6 +147,3 @@ def _refused(messages: list[str]) -> SpikeError:
         "Try another --target-sm or --dtype; --plan-only writes the network for a report.",
         ExitCode.UNSUPPORTED,
     )
-
-
-assert CURRENT.upper() == "CURRENT"  # ComputeCapability's name

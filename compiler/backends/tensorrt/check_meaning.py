@@ -150,29 +150,29 @@ class Pieces:
 
     def _layers(self, value: Value) -> tuple[list[ReadLayer], set[str]]:
         """Layers between a value's tensor and what they start from, and the names of that."""
-        ends = {name for key, name in self.names.items() if key != id(value)}
-        ends |= {t.name for t in self.network.inputs}
-        wanted, leaves = {self.names[id(value)]}, set[str]()
-        layers: list[ReadLayer] = []
-        for layer in self._backwards:
-            if wanted & set(layer.outputs):
-                layers.append(layer)
-                used = {name for name in layer.inputs if name}
-                leaves |= used & ends
-                wanted |= used - ends
-        return layers[::-1], leaves
+        own = self.names[id(value)]
+        found, leaves, wanted = set[int](), set[str](), [own]
+        while wanted:
+            name = wanted.pop()
+            if name != own and name in self._ends:
+                leaves.add(name)
+            elif self._makers[name] not in found:
+                found.add(self._makers[name])
+                wanted += filter(None, self.network.layers[self._makers[name]].inputs)
+        return [self.network.layers[i] for i in sorted(found)], leaves
 
     @cached_property
-    def _backwards(self) -> list[ReadLayer]:
-        return list(self.network.layers[::-1])
+    def _ends(self) -> set[str]:
+        return {*self.names.values(), *(t.name for t in self.network.inputs)}
+
+    @cached_property
+    def _makers(self) -> dict[str, int]:
+        return {n: i for i, layer in enumerate(self.network.layers) for n in layer.outputs}
 
     def network_value(self, value: Value) -> Ran:
         """A value by the network's layers."""
         layers, leaves = self._layers(value)
-        by_name = {name: v for v in self.shared for name in [self.names[id(v)]]}
-        numbers: dict[str, Tensor] = {}
-        for name in leaves:
-            numbers[name] = self.number(by_name[name]) if name in by_name else self._input(name)
+        numbers = {name: self._start(name) for name in leaves}
         kinds: dict[str, str] = {}
         for layer in layers:
             operands = [numbers[name] if name else None for name in layer.inputs]
@@ -183,10 +183,14 @@ class Pieces:
                     kinds.setdefault(const, dtype)
         return Ran(numbers[self.names[id(value)]], leaves, kinds)
 
-    def _input(self, name: str) -> Tensor:
-        if name in self.given:
-            return self.given[name]
-        return self.number(self.graph.input(name))
+    def _start(self, name: str) -> Tensor:
+        if name in self._by_name:
+            return self.number(self._by_name[name])
+        return self.given[name] if name in self.given else self.number(self.graph.input(name))
+
+    @cached_property
+    def _by_name(self) -> dict[str, Value]:
+        return {self.names[id(v)]: v for v in self.shared}
 
     # The graph's side.
 
@@ -195,17 +199,19 @@ class Pieces:
         return self._nodes(value)[0]
 
     def _nodes(self, value: Value) -> tuple[list[Node], list[Value]]:
-        wanted, leaves, nodes = {id(value)}, list[Value](), list[Node]()
-        for node in reversed(self.graph.nodes):
-            if not any(id(v) in wanted for v in node.results):
-                continue
-            nodes.append(node)
-            for operand in (o for o in node.operands if isinstance(o, Value)):
-                if id(operand) in self.names:
-                    leaves.append(operand)
-                else:
-                    wanted.add(id(operand))
-        return nodes[::-1], leaves
+        found, leaves, wanted = set[int](), list[Value](), [value]
+        while wanted:
+            own = wanted.pop()
+            if own is not value and id(own) in self.names:
+                leaves.append(own)
+            elif own.node is not None and self._order[id(own.node)] not in found:
+                found.add(self._order[id(own.node)])
+                wanted += [o for o in own.node.operands if isinstance(o, Value)]
+        return [self.graph.nodes[i] for i in sorted(found)], leaves
+
+    @cached_property
+    def _order(self) -> dict[int, int]:
+        return {id(node): i for i, node in enumerate(self.graph.nodes)}
 
     def graph_value(self, value: Value, stored: dict[str, str]) -> Ran:
         """A value by the graph's nodes; `stored`: the element types that constants are kept in."""
@@ -232,7 +238,7 @@ class Pieces:
         values = self.constants(const.name)
         if isinstance(values, Int4Matrix):
             return torch.from_numpy(values.values(dtype))
-        return torch.from_numpy(widened(rounded(values, dtype), dtype).copy())
+        return torch.from_numpy(widened(rounded(values, dtype), dtype))
 
     def _run(self, node: Node, operands: list[Tensor | float]) -> list[Tensor]:
         if node.op == "kv_append":

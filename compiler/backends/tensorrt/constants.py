@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ....errors import ExitCode, SpikeError
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 INT4_FORMAT = "int4_sym"
 INT4_BLOCK = 32
-_NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "bool": np.bool_}
+_INTEGERS = {"i32": np.int32, "bool": np.bool_}
+_TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,11 @@ def rounded(values: npt.NDArray[Any], dtype: str, name: str = "") -> npt.NDArray
     Raises SpikeError SPK531 if a value is not finite, or is finite but not in f16.
     """
     if not np.issubdtype(values.dtype, np.floating):
-        return np.ascontiguousarray(values, _NUMPY[dtype])
-    exact = np.ascontiguousarray(values, np.float32)
-    with np.errstate(over="ignore"):
-        kept = _bf16(exact) if dtype == "bf16" else exact.astype(_NUMPY[dtype])
-    infinite = (kept & 0x7FFF) >= 0x7F80 if dtype == "bf16" else ~np.isfinite(kept)
-    if bool(np.any(infinite)):
-        largest = float(np.max(np.abs(np.where(np.isnan(exact), np.inf, exact))))
+        return np.ascontiguousarray(values, _INTEGERS[dtype])
+    exact = torch.from_numpy(np.ascontiguousarray(values, np.float32))
+    kept = exact.to(_TORCH[dtype])
+    if not bool(torch.isfinite(kept).all()):
+        largest = float(exact.abs().nan_to_num(float("inf")).max())
         raise SpikeError(
             "SPK531",
             "TensorRT",
@@ -87,19 +87,17 @@ def rounded(values: npt.NDArray[Any], dtype: str, name: str = "") -> npt.NDArray
             "Build with --dtype bfloat16, whose range is that of float32.",
             ExitCode.UNSUPPORTED,
         )
-    return kept
-
-
-def _bf16(exact: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    bits = exact.view(np.uint32)
-    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    bits = kept.view(torch.uint16) if dtype == "bf16" else kept
+    return cast("npt.NDArray[Any]", bits.numpy())
 
 
 def widened(kept: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     """What stored values mean: f32 for floats, integers as they are."""
     if dtype == "bf16":
         return (kept.astype(np.uint32) << 16).view(np.float32)
-    return kept.astype(np.float32) if dtype in ("f16", "f32") else kept
+    if dtype == "f16":
+        return cast("npt.NDArray[Any]", torch.from_numpy(kept).float().numpy())
+    return kept
 
 
 def stored_array(stored: Stored, constants: Constants) -> npt.NDArray[Any]:

@@ -137,7 +137,10 @@ class Emission:
             kept = self.types.half.value
         elif const.format not in ("f32", "array", "i64", "i32", "bool", ""):
             raise NoLayersError(f"@{const.name} is stored as {const.format}, not {INT4_FORMAT}")
-        return self.cast(self._stored(const, kept, shape), dtype)
+        tensor = self.cast(self._stored(const, kept, self.dims(const.shape)), dtype)
+        # Stored once, whatever rank it is read in: a tied head is the embedding's bytes.
+        name = f"{tensor.name}/{rank}" if rank != tensor.rank else ""
+        return self.reshape(tensor, shape, name)
 
     def _dequantised(self, const: Constant, dtype: str, shape: tuple[Dimension, ...]) -> Tensor:
         k = shape[-1]

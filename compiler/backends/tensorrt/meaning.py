@@ -71,7 +71,7 @@ def evaluate(layer: ReadLayer, inputs: Inputs, network: ReadNetwork) -> Tensor:
 def _constant(layer: ReadLayer, network: ReadNetwork) -> Tensor:
     dtype = network.tensors[layer.output].dtype
     assert layer.array is not None
-    return torch.from_numpy(widened(layer.array, dtype).copy())
+    return torch.from_numpy(widened(layer.array, dtype))
 
 
 def _cast(x: Tensor, dtype: str) -> Tensor:

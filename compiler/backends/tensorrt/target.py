@@ -67,7 +67,7 @@ class Target:
         max_batch_size: sequences in one step.
         max_num_tokens: tokens of one sequence in one prefill step (a chunk).
         weight_streaming: weights may stay in host memory at run time.
-        timing_cache: file that is read before the build, if it exists, and written after it.
+        timing_cache: refused; see `_check_options`.
         options: builder options by name, such as ``refit``; all that exist need a GPU.
     """
 
@@ -99,14 +99,14 @@ class Target:
 
         Raises SpikeError: SPK520 unknown or missing architecture, SPK521 `current` without a GPU,
         SPK522 a type that an architecture lacks, SPK523 an option that needs a GPU, SPK524 sizes
-        that contradict each other.
+        that contradict each other, SPK530 a timing cache.
         """
         _check_sms(self.sms)
         if self.dtype not in HALVES:
             what = f"{self.dtype.value} isn't a type that engines are computed in."
             raise _refused("SPK522", what, "Give --dtype float16 or bfloat16.")
         _check_types(self.sms, (self.dtype.value, *types))
-        _check_options(self.options)
+        _check_options(self.options, self.timing_cache)
         _check_sizes(self)
 
 
@@ -166,7 +166,14 @@ def _check_types(sms: tuple[str, ...], types: Collection[str]) -> None:
             )
 
 
-def _check_options(options: Collection[str]) -> None:
+def _check_options(options: Collection[str], timing_cache: Path | None) -> None:
+    """TensorRT for RTX compiles its kernels where they run: there is nothing to time before."""
+    if timing_cache is not None:
+        raise _refused(
+            "SPK530",
+            "TensorRT for RTX times no kernels when it builds, so a timing cache has no effect.",
+            "Leave --timing-cache out; what it compiles at run time is kept in a runtime cache.",
+        )
     for option in options:
         if option not in NEEDS_GPU:
             what = f"there is no builder option {option!r}."

@@ -79,7 +79,7 @@ def test_an_asymmetric_format_is_refused() -> None:
 
 
 def test_int4_needs_an_architecture_that_has_it() -> None:
-    with pytest.raises(SpikeError, match="SPK522 .*int4 .*sm75"):
+    with pytest.raises(SpikeError, match=r"SPK522 .*int4 .*sm75"):
         plan_network(graph(), Target(("sm75",), capacity=CAPACITY, max_num_tokens=8))
 
 
@@ -107,7 +107,7 @@ def test_scales_must_be_above_zero(scale: float) -> None:
     scales = true("q1").scales.copy()
     scales[2, 1] = scale
     wrong = Int4Matrix(true("q1").packed, scales)
-    with pytest.raises(SpikeError, match="SPK531 .*q1 has a block whose scale"):
+    with pytest.raises(SpikeError, match=r"SPK531 .*q1 has a block whose scale"):
         plan.to_json(lambda name: wrong if name == "q1" else true(name))
 
 
