@@ -76,7 +76,7 @@ void gate_up(const Parallel& parallel, const GatedMlpWeights& weights, Activatio
 
 const LinearKernels& linear_kernels() {
 #if defined(__x86_64__)
-  if (cpu_tier() == CpuTier::avx512) return kLinearAvx512;
+  if (cpu_tier() >= CpuTier::avx512) return kLinearAvx512;
   if (cpu_tier() == CpuTier::avx2) return kLinearAvx2;
 #endif
   return kLinearScalar;

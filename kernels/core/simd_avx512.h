@@ -13,6 +13,7 @@ namespace {
 struct Avx512 {
   using F = __m512;
   static constexpr int64_t width = 16;
+  static constexpr int64_t terms = 1;  ///< of a sum that a lane carries into `dot`
   static constexpr int rows = 8;           ///< of a register block of the matrix product
   static constexpr int accumulators = 16;  ///< registers that it may take
 
@@ -26,6 +27,7 @@ struct Avx512 {
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F dot(F x, F y, F sum) { return fma(x, y, sum); }
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
   /// Larger of each pair; b where either is NaN.
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
@@ -48,6 +50,8 @@ struct Avx512 {
     p = fma(p, r, set(1.0f));
     return _mm512_maskz_scalef_ps(alive, p, n);
   }
+
+  static F weight(F x) { return exp(x); }  ///< of a logit relative to the largest one
 
   static float sum(F x) { return _mm512_reduce_add_ps(x); }
   /// Largest lane.
