@@ -167,18 +167,17 @@ template <class V, int R, class Tick>
   F acc[R][registers];
   for (auto& row : acc)
     for (F& a : row) a = V::zero();
-  for (int64_t i = 0; i < dim; i += 8, tick()) {
-    F columns[8][registers];
+  constexpr int lanes = V::stored_keys / V::terms;
+  for (int64_t i = 0; i < dim; i += V::stored_keys) {
+    F columns[lanes][registers];
     V::columns_f16(keys, 2 * i, columns);
-    if constexpr (V::terms == 2)
-      for (int e = 0; e < 4; ++e)
-        for (int c = 0; c < registers; ++c)
-          columns[e][c] = V::pair(columns[2 * e][c], columns[2 * e + 1][c]);
-    for (int e = 0; e < 8 / V::terms; ++e)
+    for (int e = 0; e < lanes; ++e) {
+      if (V::terms * e % 8 == 0) tick();
       for (int r = 0; r < R; ++r) {
         const F query = V::set(left.at[r * left.stride + i / V::terms + e]);
         for (int c = 0; c < registers; ++c) acc[r][c] = V::dot(query, columns[e][c], acc[r][c]);
       }
+    }
   }
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < registers; ++c)

@@ -62,7 +62,7 @@ class Tile {
   /// Whether logits are made from keys as they are stored.
   bool direct() const {
     return V::width > 1 && format == KvFormat::f16 && q_.rows <= V::rows &&
-           q_.spec->key_dim % 8 == 0;
+           q_.spec->key_dim % V::stored_keys == 0;
   }
 
   /// Where coded positions end and those of the queries' own group begin.

@@ -100,6 +100,7 @@ struct Avx2 {
     return _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_cvtepu8_epi32(bytes(p)), 4));
   }
 
+  static constexpr int64_t stored_keys = 8;
   static void columns_f16(const uint8_t* const* rows, int64_t at, F (*columns)[2]) {
     __m256i x[8];
     turn_halves(rows, at, x);

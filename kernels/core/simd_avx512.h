@@ -105,6 +105,8 @@ struct Avx512 {
     return _mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(bytes(p)), 4));
   }
 
+  /// Elements of a stored key that `columns_f16` turns at once.
+  static constexpr int64_t stored_keys = 8;
   /// columns[i] = element i of the eight halves at byte `at` of sixteen rows.
   static void columns_f16(const uint8_t* const* rows, int64_t at, F (*columns)[1]) {
     __m256i x[8];

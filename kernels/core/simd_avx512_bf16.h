@@ -27,6 +27,16 @@ struct Avx512Bf16 : Avx512 {
   }
   static F ones() { return _mm512_castsi512_ps(_mm512_set1_epi32(0x3f803f80)); }
 
+  static constexpr int64_t stored_keys = 32;
+  /// columns[i] = pair i of the 32 halves at byte `at` of sixteen rows, rounded to bf16.
+  static void columns_f16(const uint8_t* const* rows, int64_t at, F (*columns)[1]) {
+    __m512i x[16];
+    for (int i = 0; i < 16; ++i)
+      x[i] = _mm512_castps_si512(neighbours(load_f16(rows[i] + at), load_f16(rows[i] + at + 32)));
+    turn_dwords(x);
+    for (int i = 0; i < 16; ++i) columns[i][0] = _mm512_castsi512_ps(x[i]);
+  }
+
   /// e^x within 8e-5, a small part of what rounding to bf16 costs; 0 for x below -111.
   static F weight(F x) {
     const F t = max(set(-160.0f), mul(x, set(1.44269504f)));
@@ -40,6 +50,30 @@ struct Avx512Bf16 : Avx512 {
   }
 
  private:
+  /// Row i of 16 x 16 becomes column i.
+  static void turn_dwords(__m512i x[16]) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+      a[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+      a[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)  // b[4g + d]: dwords d of every quarter, of rows 4g to 4g + 3
+      for (int half = 0; half < 2; ++half) {
+        b[i + 2 * half] = _mm512_unpacklo_epi64(a[i + half], a[i + half + 2]);
+        b[i + 2 * half + 1] = _mm512_unpackhi_epi64(a[i + half], a[i + half + 2]);
+      }
+    for (int d = 0; d < 4; ++d) {
+      const __m512i even = _mm512_shuffle_i32x4(b[d], b[4 + d], 0x88);
+      const __m512i odd = _mm512_shuffle_i32x4(b[d], b[4 + d], 0xdd);
+      const __m512i even2 = _mm512_shuffle_i32x4(b[8 + d], b[12 + d], 0x88);
+      const __m512i odd2 = _mm512_shuffle_i32x4(b[8 + d], b[12 + d], 0xdd);
+      x[d] = _mm512_shuffle_i32x4(even, even2, 0x88);
+      x[d + 4] = _mm512_shuffle_i32x4(odd, odd2, 0x88);
+      x[d + 8] = _mm512_shuffle_i32x4(even, even2, 0xdd);
+      x[d + 12] = _mm512_shuffle_i32x4(odd, odd2, 0xdd);
+    }
+  }
+
   static __m512bh halves(F x) { return __builtin_bit_cast(__m512bh, x); }
 };
 

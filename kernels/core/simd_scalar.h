@@ -14,6 +14,7 @@ struct Scalar {
   using F = float;
   static constexpr int64_t width = 1;
   static constexpr int64_t terms = 1;
+  static constexpr int64_t stored_keys = 1;
   static constexpr int rows = 4;
   static constexpr int accumulators = 16;
 
