@@ -10,8 +10,8 @@ checkpoint in its own way. All get the same token ids and the same number of thr
 turns within a round, medians are over rounds. A round counts only if other programs had at most a
 tenth of the machine meanwhile. Where a side did not run there is no ratio, and the table says why.
 
-Cells: decode at context 32 and 1024, prefill of 512 and 2048 tokens, 8 sequences at once, starting
-(load, first token, peak memory). Fidelity: KL to the float32 source on held-out text.
+Cells: decode at context 32 and 1024, prefill of 512 and 2048 tokens, 8 and 32 sequences at once,
+starting (load, first token, peak memory). Fidelity: KL to the float32 source on held-out text.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from spikeinfer import kernels
 from worker import Worker
 
 CONTEXT = 2304  # most tokens of one sequence: the longest prompt and what follows
-STREAMS, START_PROMPT, START_STEPS = 8, 512, 32
+START_PROMPT, START_STEPS = 512, 32
 TICKS = os.sysconf("SC_CLK_TCK")
 Figures = dict[str, float]
 
@@ -46,7 +46,8 @@ RUNS = {
     "decode 1024": Run(1, 1024, True),
     "prefill 512": Run(1, 512, False),
     "prefill 2048": Run(1, 2048, False),
-    "8 streams": Run(STREAMS, 32, True),
+    "8 streams": Run(8, 32, True),
+    "32 streams": Run(32, 32, True),
 }
 START = "start"
 

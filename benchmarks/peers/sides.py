@@ -123,7 +123,7 @@ def ours(checkpoint: Path) -> Made:
     out = CACHE / OURS / f"{checkpoint.name}-q4_k_m"
     if not out.is_dir():
         options = ["--quantization", "q4_k_m", "--enable-streaming", "--kv-cache-dtype", "f16"]
-        options += ["--max-seq-len", "4096", "--golden", "off"]
+        options += ["--max-seq-len", "4096", "--max-batch-size", "32", "--golden", "off"]
         command = [str(Path(sys.executable).with_name("spike-build")), "-m", str(checkpoint)]
         run(f"building {out.name}", [*command, "-o", str(out), *options], log("ours", checkpoint))
     tensors = json.loads((out / "config.json").read_text())["spike"]["weights"]

@@ -38,6 +38,7 @@ ROWS = (
     Row("prefill 2048, tok/s", "prefill 2048", "tok/s", 0, True),
     Row("first token of 512, ms", "prefill 512", "ms", 0, False),
     Row("8 streams, tok/s", "8 streams", "tok/s", 0, True),
+    Row("32 streams, tok/s", "32 streams", "tok/s", 0, True),
     Row("load, s", "start", "load s", 3, False),
     Row("load to first token, s", "start", "first token s", 3, False),
     Row("peak memory, MB", "start", "peak MB", 0, False),

@@ -37,7 +37,7 @@ class Session:
             skip_tokenizer_init=True,
             max_model_len=context,
             max_num_batched_tokens=context,
-            max_num_seqs=8,
+            max_num_seqs=32,
             max_logprobs=-1,
             enable_prefix_caching=False,
             enforce_eager=True,

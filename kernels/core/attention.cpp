@@ -91,6 +91,7 @@ class Attention {
     key_stride_ = padded_row(spec.key_dim);
     value_stride_ = padded_row(spec.value_dim);
     switch (cpu_tier()) {
+      case CpuTier::avx512_bf16: kernels_ = attention_kernels_avx512_bf16(spec.format); break;
       case CpuTier::avx512: kernels_ = attention_kernels_avx512(spec.format); break;
       case CpuTier::avx2: kernels_ = attention_kernels_avx2(spec.format); break;
       default: kernels_ = attention_kernels_scalar(spec.format); break;
@@ -308,7 +309,9 @@ class Attention {
       const float* from = step_.q + row * spec_.key_dim;
       float* const to = q + r * key_stride_;
       for (int64_t i = 0; i < spec_.key_dim; ++i) to[i] = from[i] * spec_.scale;
+      std::fill(to + spec_.key_dim, to + key_stride_, 0.0f);
     });
+    if (kernels_.queries != nullptr) kernels_.queries(q, rows(item), key_stride_);
   }
 
   KvRows cached(const Item& item) const {

@@ -104,6 +104,8 @@ struct Scratch {
 
 /// The kernels of one tier.
 struct AttentionKernels {
+  /// Turns rows of queries, in place, into what `segment` multiplies. Null: as they are.
+  void (*queries)(float* q, int64_t rows, int64_t stride);
   /// part = attention of the rows over those of positions [begin, end) that each of them sees. Both
   /// ends are tile borders, or where the first row begins and the last one ends to see. Positions
   /// up to `horizon` come next.
@@ -116,5 +118,6 @@ struct AttentionKernels {
 AttentionKernels attention_kernels_scalar(KvFormat format);
 AttentionKernels attention_kernels_avx2(KvFormat format);
 AttentionKernels attention_kernels_avx512(KvFormat format);
+AttentionKernels attention_kernels_avx512_bf16(KvFormat format);
 
 }  // namespace spike

@@ -6,240 +6,11 @@
 // prompt as in a decode step. Include inside a SPIKE_TARGET region.
 #pragma once
 
-#include "core/key_tile.h"
+#include "core/attention_product.h"
+#include "core/softening.h"
 
 namespace spike {
 namespace {
-
-/// Memory that is needed soon, touched bit by bit while other rows are worked on: no hardware
-/// prefetcher follows a block table, and many requests at once only wait for each other.
-class Ahead {
- public:
-  /// To be spread over so many ticks.
-  void spread(int64_t ticks) { lines_ = (lines_ + ticks - 1) / std::max<int64_t>(1, ticks); }
-
-  /// Rows of so many bytes.
-  void add(const uint8_t* const* rows, int64_t count, int64_t bytes) {
-    if (count <= 0) return;
-    parts_[parts_end_++] = {rows, count, bytes};
-    lines_ += count * ((bytes + line - 1) / line);
-  }
-
-  /// Inlined by force: GCC 12 takes a function that only prefetches for one without effect, and
-  /// drops calls to it.
-  [[gnu::always_inline]] void tick() {
-    for (int64_t n = 0; n < lines_ && part_ < parts_end_; ++n) {
-      const Part& part = parts_[part_];
-      __builtin_prefetch(part.rows[row_] + offset_, 0, 2);
-      if ((offset_ += line) < part.bytes) continue;
-      offset_ = 0;
-      if (++row_ == part.count) row_ = 0, ++part_;
-    }
-  }
-
- private:
-  static constexpr int64_t line = 64;
-  struct Part {
-    const uint8_t* const* rows;
-    int64_t count, bytes;
-  };
-  Part parts_[4];
-  int64_t lines_ = 0;  ///< of all rows, then of each tick
-  int64_t parts_end_ = 0, part_ = 0, row_ = 0, offset_ = 0;
-};
-
-/// The right side of a product as floats: row k, column c in panels of tile_positions.
-template <class V>
-struct Panels {
-  const float* at;
-
-  template <int C>
-  Panels columns(int64_t c) const {
-    return {at + c / tile_positions * tile_positions * tile_positions + c % tile_positions};
-  }
-  typename V::F load(int64_t k, int64_t c) const {
-    return V::load(at + k * tile_positions + c * V::width);
-  }
-  void tick(int64_t) const {}
-};
-
-/// Values as they are stored, at `offset` bytes from each address. `whole`: columns begin with a
-/// group of 32, so that the compiler sees which registers share a scale.
-template <class V, KvFormat format, bool whole = false>
-struct StoredValues {
-  const uint8_t* const* rows;
-  int64_t offset;
-  Ahead* ahead;
-  int64_t chunk = 0;
-
-  template <int C>
-  auto columns(int64_t c) const {
-    constexpr bool groups = C * V::width % 32 == 0;
-    return StoredValues<V, format, groups>{rows, offset + c / 32 * group_bytes<format>, ahead,
-                                           c % 32 / V::width};
-  }
-  typename V::F load(int64_t k, int64_t c) const {
-    return load_chunk<V, format>(rows[k] + offset, (whole ? 0 : chunk) + c);
-  }
-  [[gnu::always_inline]] void tick(int64_t k) const {
-    if (k % 4 == 0) ahead->tick();
-  }
-};
-
-/// The left side of a product.
-struct LeftRows {
-  const float* at;
-  int64_t stride;
-};
-
-/// out[r][c] = carry[r] * out[r][c] + sum over k in [from, to) of left[r][k] right[k][c], in the
-/// order of k; R rows, C registers of columns. Without carry the sum begins with zero.
-template <class V, int R, int C, class Right>
-void multiply(const LeftRows& left, const Right& right, int64_t from, int64_t to,
-              const float* carry, float* out, int64_t out_stride) {
-  using F = typename V::F;
-  F acc[R][C];
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c)
-      acc[r][c] = carry == nullptr
-                      ? V::zero()
-                      : V::mul(V::load(out + r * out_stride + c * V::width), V::set(carry[r]));
-  for (int64_t k = from; k < to; ++k) {
-    right.tick(k);
-    F column[C];
-    for (int c = 0; c < C; ++c) column[c] = right.load(k, c);
-    for (int r = 0; r < R; ++r) {
-      const F x = V::set(left.at[r * left.stride + k]);
-      for (int c = 0; c < C; ++c) acc[r][c] = V::fma(x, column[c], acc[r][c]);
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) V::store(out + r * out_stride + c * V::width, acc[r][c]);
-}
-
-/// Columns [begin, end) of R rows; both multiples of the width.
-template <class V, int R, class Right>
-void multiply_columns(const LeftRows& left, const Right& right, int64_t from, int64_t to,
-                      int64_t begin, int64_t end, const float* carry, float* out,
-                      int64_t out_stride) {
-  constexpr int C = V::accumulators / R >= 4 ? 4 : 2;
-  int64_t c = begin;
-  for (; c + C * V::width <= end; c += C * V::width)
-    multiply<V, R, C>(left, right.template columns<C>(c), from, to, carry, out + c, out_stride);
-  for (; c < end; c += V::width)
-    multiply<V, R, 1>(left, right.template columns<1>(c), from, to, carry, out + c, out_stride);
-}
-
-/// s[r][j] = left[r] . key j of sixteen in f16, for R rows, summed in the order that `multiply` has.
-/// For so few rows that storing the turned keys would cost more than to turn them in registers.
-template <class V, int R, class Tick>
-[[gnu::noinline]] void stored_scores(const LeftRows& left, const uint8_t* const* keys, int64_t dim,
-                                     float* s, const Tick& tick) {
-  using F = typename V::F;
-  constexpr int registers = 16 / V::width;
-  F acc[R][registers];
-  for (auto& row : acc)
-    for (F& a : row) a = V::zero();
-  for (int64_t i = 0; i < dim; i += 8, tick()) {
-    F columns[8][registers];
-    V::columns_f16(keys, 2 * i, columns);
-    for (int e = 0; e < 8; ++e)
-      for (int r = 0; r < R; ++r) {
-        const F query = V::set(left.at[r * left.stride + i + e]);
-        for (int c = 0; c < registers; ++c) acc[r][c] = V::fma(query, columns[e][c], acc[r][c]);
-      }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < registers; ++c)
-      V::store(s + r * tile_positions + c * V::width, acc[r][c]);
-}
-
-/// Calls use<R>() with R = rows, which is at most V::rows.
-template <class V, int R = V::rows, class Use>
-void with_rows(int64_t rows, const Use& use) {
-  if constexpr (R > 1) {
-    if (rows < R) return with_rows<V, R - 1>(rows, use);
-  }
-  use.template operator()<R>();
-}
-
-/// softcap * tanh(x / softcap) in place.
-template <class V>
-void cap_row(float* s, int64_t begin, int64_t end, float softcap) {
-  const auto twice = V::set(2.0f / softcap), one = V::set(1.0f);
-  for (int64_t j = begin; j < end; j += V::width) {
-    const auto e = V::exp(V::mul(V::load(s + j), twice));
-    const auto tanh = V::sub(one, V::div(V::set(2.0f), V::add(e, one)));
-    V::store(s + j, V::mul(tanh, V::set(softcap)));
-  }
-}
-
-/// ALiBi (Press et al. 2022): a logit falls by slope for every position that the key lies back.
-inline void bias_row(float* s, int64_t begin, int64_t end, float slope, int64_t distance) {
-  for (int64_t j = begin; j < end; ++j)
-    s[j] += slope * static_cast<float>(static_cast<int32_t>(distance + j));
-}
-
-/// Positions of a tile, relative to its begin.
-struct Span {
-  int64_t begin = 0;
-  int64_t end = 0;
-
-  bool empty() const { return begin >= end; }
-  Span widened(int64_t to) const {
-    return empty() ? Span{} : Span{begin / to * to, (end + to - 1) / to * to};
-  }
-};
-
-/// Turns logits [rows, tile_positions] into weights relative to each row's new maximum; updates max
-/// and sum. carry = the factors by which what was accumulated so far shrinks.
-template <class V>
-class Softening {
- public:
-  Softening(const QueryRows& q, int64_t tile, const float* slopes) : q_(q), tile_(tile), slopes_(slopes) {}
-
-  /// Masks row r over `span`; returns its largest logit.
-  float prepare(int64_t r, const Span& span, float* s) const {
-    const int64_t low = std::clamp(q_.low(r) - tile_, span.begin, span.end);
-    const int64_t high = std::clamp(q_.high(r) - tile_, low, span.end);
-    if (q_.spec->softcap > 0.0f) cap_row<V>(s, span.begin, span.end, q_.spec->softcap);
-    if (slopes_ != nullptr)
-      bias_row(s, span.begin, span.end, slopes_[r % q_.group], tile_ + 1 - q_.high(r));
-    std::fill(s + span.begin, s + low, -INFINITY);
-    std::fill(s + high, s + span.end, -INFINITY);
-    auto top = V::set(-INFINITY);
-    for (int64_t j = span.begin; j < span.end; j += V::width) top = V::max(V::load(s + j), top);
-    return V::top(top);
-  }
-
-  /// carry[r] = e^(max[r] - top[r]), max = top = the larger one, for a register of rows.
-  static void shrink(float* max, float* top, float* carry) {
-    const auto old = V::load(max), now = V::max(V::load(top), old);
-    V::store(carry, V::exp(V::sub(old, base(now))));
-    V::store(max, now);
-    V::store(top, now);
-  }
-
-  /// s = e^(s - top) over `span`; returns the sum.
-  static float weigh(const Span& span, float top, float* s) {
-    const auto low = base(V::set(top));
-    auto total = V::zero();
-    for (int64_t j = span.begin; j < span.end; j += V::width) {
-      const auto p = V::exp(V::sub(V::load(s + j), low));
-      V::store(s + j, p);
-      total = V::add(total, p);
-    }
-    return V::sum(total);
-  }
-
- private:
-  /// -infinity minus -infinity would be NaN.
-  static typename V::F base(typename V::F top) { return V::max(V::set(-FLT_MAX), top); }
-
-  const QueryRows& q_;
-  int64_t tile_;
-  const float* slopes_;
-};
 
 /// Addresses of the rows of one tile's positions, by place in the tile.
 struct TileRows {
@@ -258,6 +29,9 @@ struct TileRows {
       kv.locate_coded(at, count, keys + there.begin, values + there.begin);
     else
       kv.locate(at, count, keys + there.begin, values + there.begin);
+    // Where one of a pair is not there, its weight is zero, and its value another one again.
+    if (there.begin % 2 != 0) values[there.begin - 1] = values[there.begin];
+    if (there.end % 2 != 0) values[there.end] = values[there.end - 1];
   }
 
   int64_t end() const { return tile + there.end; }
@@ -288,7 +62,7 @@ class Tile {
   /// Whether logits are made from keys as they are stored.
   bool direct() const {
     return V::width > 1 && format == KvFormat::f16 && q_.rows <= V::rows &&
-           q_.spec->key_dim % 8 == 0;
+           q_.spec->key_dim % V::stored_keys == 0;
   }
 
   /// Where coded positions end and those of the queries' own group begin.
@@ -350,18 +124,15 @@ class Tile {
         at[i] = rows_.keys[std::clamp(j + i, rows_.there.begin, rows_.there.end - 1)] + offset;
       float* const out = scratch_.keys + j;
       const int64_t dim = q_.spec->key_dim;
-      if constexpr (coded) {
-        // The clamped keys of a run with a border at its begin belong to it: runs are groups.
-        if (recent) {
-          turn_keys<V, KvFormat::f16>(at, nullptr, dim, out, tick);
-          continue;
-        }
-        const int64_t from = std::max(j, rows_.there.begin);
-        turn_keys<V, format>(at, rows_.keys[from] + offset - (from - j) * kv_.code_bytes - kv_.header_bytes,
-                             dim, out, tick);
+      // The clamped keys of a run with a border at its begin belong to it: runs are groups.
+      if (coded && recent) {
+        turn_keys<V, KvFormat::f16>(at, nullptr, dim, out, tick);
       } else {
-        turn_keys<V, format>(at, nullptr, dim, out, tick);
+        const int64_t from = std::max(j, rows_.there.begin);
+        const uint8_t* header = rows_.keys[from] + offset - (from - j) * kv_.code_bytes;
+        turn_keys<V, format>(at, header - kv_.header_bytes, dim, out, tick);
       }
+      if constexpr (V::terms == 2) pair_channels<V>(out, dim);
     }
   }
 
@@ -377,19 +148,27 @@ class Tile {
 
   template <KvFormat stored>
   void expand_rows(int64_t begin, int64_t end, int64_t offset) {
-    const int64_t dim = q_.spec->value_dim, whole = dim / V::width * V::width;
-    for (int64_t j = begin; j < end; ++j) {
+    for (int64_t j = begin / V::terms * V::terms; j < end; j += V::terms) {
       if (j % 4 == 0) ahead_.tick();
-      const uint8_t* from = rows_.values[j] + offset;
-      float* const to = scratch_.values + j * tile_positions;
-      const auto place = [to](int64_t i) {
-        return to + i / tile_positions * tile_positions * tile_positions + i % tile_positions;
-      };
-      for (int64_t i = 0; i < whole; i += V::width)
-        V::store(place(i), load_chunk<V, stored>(from, i / V::width));
-      for (int64_t i = whole; i < q_.value_stride; ++i)
-        *place(i) = i < dim ? load_one<stored>(from, i) : 0.0f;
+      float* const to = scratch_.values + j / V::terms * tile_positions;
+      for (int64_t i = 0; i < q_.value_stride; i += V::width) {
+        auto columns = value_columns<stored>(rows_.values[j] + offset, i);
+        if constexpr (V::terms == 2)
+          columns = V::pair(columns, value_columns<stored>(rows_.values[j + 1] + offset, i));
+        const int64_t panel = i / tile_positions * tile_positions * tile_positions;
+        V::store(to + panel + i % tile_positions, columns);
+      }
     }
+  }
+
+  /// Columns [i, i + width) of a stored value, zero behind the last one.
+  template <KvFormat stored>
+  typename V::F value_columns(const uint8_t* row, int64_t i) const {
+    const int64_t dim = q_.spec->value_dim;
+    if (i + V::width <= dim) return load_chunk<V, stored>(row, i / V::width);
+    alignas(64) float columns[V::width] = {};
+    for (int64_t e = 0; i + e < dim; ++e) columns[e] = load_one<stored>(row, i + e);
+    return V::load(columns);
   }
 
   /// Query rows [row, row + count) of a head.
@@ -407,8 +186,8 @@ class Tile {
         score_stored(h, left, n, span, s);
       else
         with_rows<V>(n, [&]<int R>() {
-          multiply_columns<V, R>(left, Panels<V>{scratch_.keys}, 0, q_.spec->key_dim, span.begin,
-                                 span.end, nullptr, s, tile_positions);
+          multiply_columns<V, R>(left, Panels<V>{scratch_.keys}, 0, lanes(q_.spec->key_dim),
+                                 span.begin, span.end, nullptr, s, tile_positions);
         });
       for (int64_t i = 0; i < n; ++i)
         top[r + i] = softening.prepare(row + r + i, span, s + i * tile_positions);
@@ -421,8 +200,7 @@ class Tile {
     for (int64_t r = 0; r < count; ++r) {
       const int64_t first = r / V::rows * V::rows;
       const Span span = seen(row + first, std::min<int64_t>(V::rows, count - first));
-      const float more = softening.weigh(span.widened(row_floats), top[r],
-                                         scratch_.scores + r * tile_positions);
+      const float more = softening.weigh(span, top[r], scratch_.scores + r * tile_positions);
       part_.sum[at + r] = part_.sum[at + r] * carry[r] + more;
     }
     for (int64_t r = 0; r < count; r += V::rows)
@@ -446,6 +224,9 @@ class Tile {
     }
   }
 
+  /// Lanes that so many terms of a sum take.
+  static constexpr int64_t lanes(int64_t terms) { return (terms + V::terms - 1) / V::terms; }
+
   /// What rows [row, row + rows) see of the tile's positions that are there.
   Span seen(int64_t row, int64_t rows) const {
     const Span& there = rows_.there;
@@ -464,7 +245,8 @@ class Tile {
                          const float* shrink) {
       if (from >= to) return;
       with_rows<V>(n, [&]<int R>() {
-        multiply_columns<V, R>(left, values, from, to, 0, columns, shrink, out, q_.value_stride);
+        multiply_columns<V, R>(left, values, from / V::terms, lanes(to), 0, columns, shrink, out,
+                               q_.value_stride);
       });
     };
     if (expanded)
@@ -531,13 +313,21 @@ void fold(const Partial& all, const Partial& part, int64_t rows, int64_t value_s
   }
 }
 
+template <class V, KvFormat format>
+AttentionKernels kernels_for() {
+  if constexpr (V::terms == 2)
+    return {pair_queries<V>, run_segment<V, format>, fold<V>};
+  else
+    return {nullptr, run_segment<V, format>, fold<V>};
+}
+
 template <class V>
 AttentionKernels attention_kernels(KvFormat format) {
   switch (format) {
-    case KvFormat::f32: return {run_segment<V, KvFormat::f32>, fold<V>};
-    case KvFormat::f16: return {run_segment<V, KvFormat::f16>, fold<V>};
-    case KvFormat::int8: return {run_segment<V, KvFormat::int8>, fold<V>};
-    default: return {run_segment<V, KvFormat::int4>, fold<V>};
+    case KvFormat::f32: return kernels_for<V, KvFormat::f32>();
+    case KvFormat::f16: return kernels_for<V, KvFormat::f16>();
+    case KvFormat::int8: return kernels_for<V, KvFormat::int8>();
+    default: return kernels_for<V, KvFormat::int4>();
   }
 }
 

@@ -8,7 +8,7 @@
 namespace spike {
 namespace {
 
-constexpr CpuTier kTiers[] = {CpuTier::scalar, CpuTier::avx2, CpuTier::avx512};
+constexpr CpuTier kTiers[] = {CpuTier::scalar, CpuTier::avx2, CpuTier::avx512, CpuTier::avx512_bf16};
 
 CpuTier limited(CpuTier best) {
   const char* wish = std::getenv("SPIKE_CPU");
@@ -16,7 +16,7 @@ CpuTier limited(CpuTier best) {
   for (CpuTier tier : kTiers)
     if (std::string_view(wish) == tier_name(tier)) return std::min(tier, best);
   throw std::invalid_argument("the environment variable SPIKE_CPU is '" + std::string(wish) +
-                              "', not scalar, avx2 or avx512");
+                              "', not scalar, avx2, avx512 or avx512_bf16");
 }
 
 }  // namespace
@@ -33,6 +33,7 @@ std::span<const CpuFeature> cpu_features() {
       {"avx512vl", CpuTier::avx512, __builtin_cpu_supports("avx512vl") != 0},
       {"avx512dq", CpuTier::avx512, __builtin_cpu_supports("avx512dq") != 0},
       {"avx512_vnni", CpuTier::avx512, __builtin_cpu_supports("avx512vnni") != 0},
+      {"avx512_bf16", CpuTier::avx512_bf16, __builtin_cpu_supports("avx512bf16") != 0},
   };
   return features;
 #else
@@ -41,7 +42,7 @@ std::span<const CpuFeature> cpu_features() {
 }
 
 CpuTier best_tier(const std::function<bool(const CpuFeature&)>& has) {
-  CpuTier best = cpu_features().empty() ? CpuTier::scalar : CpuTier::avx512;
+  CpuTier best = cpu_features().empty() ? CpuTier::scalar : CpuTier::avx512_bf16;
   for (const CpuFeature& feature : cpu_features())
     if (feature.tier <= best && !has(feature))
       best = static_cast<CpuTier>(static_cast<int>(feature.tier) - 1);
@@ -55,6 +56,7 @@ CpuTier cpu_tier() {
 
 const char* tier_name(CpuTier tier) {
   switch (tier) {
+    case CpuTier::avx512_bf16: return "avx512_bf16";
     case CpuTier::avx512: return "avx512";
     case CpuTier::avx2: return "avx2";
     default: return "scalar";

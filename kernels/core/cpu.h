@@ -8,7 +8,7 @@
 namespace spike {
 
 /// Instruction-set tiers, lowest first: a kernel picks the best tier it has.
-enum class CpuTier { scalar = 0, avx2 = 1, avx512 = 2 };
+enum class CpuTier { scalar = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3 };
 
 /// A feature, as /proc/cpuinfo spells it, and the lowest tier that needs it.
 struct CpuFeature {
@@ -24,8 +24,8 @@ std::span<const CpuFeature> cpu_features();
 /// costs its tier and those above.
 CpuTier best_tier(const std::function<bool(const CpuFeature&)>& has);
 
-/// Best tier of this CPU, lowered by the environment variable SPIKE_CPU=scalar|avx2|avx512.
-/// std::invalid_argument for another value.
+/// Best tier of this CPU, lowered by the environment variable SPIKE_CPU, the name
+/// of a tier. std::invalid_argument for another value.
 CpuTier cpu_tier();
 
 /// Name of a tier as SPIKE_CPU spells it.

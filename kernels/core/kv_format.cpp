@@ -17,6 +17,7 @@ namespace {
 const KvEncoders& encoders() {
   static const KvEncoders chosen = [] {
     switch (cpu_tier()) {
+      case CpuTier::avx512_bf16:
       case CpuTier::avx512: return kv_encoders_avx512();
       case CpuTier::avx2: return kv_encoders_avx2();
       default: return kv_encoders<Scalar>();

@@ -68,7 +68,7 @@ void some_gated_mlp(const Parallel& parallel, const GatedMlpWeights& weights, Ac
 
 const LinearKernels& linear_kernels() {
 #if defined(__x86_64__)
-  if (cpu_tier() == CpuTier::avx512) return kLinearAvx512;
+  if (cpu_tier() >= CpuTier::avx512) return kLinearAvx512;
   if (cpu_tier() == CpuTier::avx2) return kLinearAvx2;
 #endif
   return kLinearScalar;

@@ -10,6 +10,7 @@ namespace {
 struct Avx2 {
   using F = __m256;
   static constexpr int64_t width = 8;
+  static constexpr int64_t terms = 1;
   static constexpr int rows = 6;
   static constexpr int accumulators = 12;
 
@@ -23,6 +24,7 @@ struct Avx2 {
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F dot(F x, F y, F sum) { return fma(x, y, sum); }
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
@@ -46,6 +48,8 @@ struct Avx2 {
         _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_and_ps(alive, mul(p, _mm256_castsi256_ps(power)));
   }
+
+  static F weight(F x) { return exp(x); }
 
   static float sum(F x) {
     float parts[4];
@@ -96,6 +100,7 @@ struct Avx2 {
     return _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_cvtepu8_epi32(bytes(p)), 4));
   }
 
+  static constexpr int64_t stored_keys = 8;
   static void columns_f16(const uint8_t* const* rows, int64_t at, F (*columns)[2]) {
     __m256i x[8];
     turn_halves(rows, at, x);

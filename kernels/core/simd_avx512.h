@@ -13,6 +13,7 @@ namespace {
 struct Avx512 {
   using F = __m512;
   static constexpr int64_t width = 16;
+  static constexpr int64_t terms = 1;  ///< of a sum that a lane carries into `dot`
   static constexpr int rows = 8;           ///< of a register block of the matrix product
   static constexpr int accumulators = 16;  ///< registers that it may take
 
@@ -26,6 +27,7 @@ struct Avx512 {
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F dot(F x, F y, F sum) { return fma(x, y, sum); }
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
   /// Larger of each pair; b where either is NaN.
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
@@ -48,6 +50,8 @@ struct Avx512 {
     p = fma(p, r, set(1.0f));
     return _mm512_maskz_scalef_ps(alive, p, n);
   }
+
+  static F weight(F x) { return exp(x); }  ///< of a logit relative to the largest one
 
   static float sum(F x) { return _mm512_reduce_add_ps(x); }
   /// Largest lane.
@@ -101,6 +105,8 @@ struct Avx512 {
     return _mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(bytes(p)), 4));
   }
 
+  /// Elements of a stored key that `columns_f16` turns at once.
+  static constexpr int64_t stored_keys = 8;
   /// columns[i] = element i of the eight halves at byte `at` of sixteen rows.
   static void columns_f16(const uint8_t* const* rows, int64_t at, F (*columns)[1]) {
     __m256i x[8];

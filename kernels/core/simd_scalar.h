@@ -13,6 +13,8 @@ namespace {
 struct Scalar {
   using F = float;
   static constexpr int64_t width = 1;
+  static constexpr int64_t terms = 1;
+  static constexpr int64_t stored_keys = 1;
   static constexpr int rows = 4;
   static constexpr int accumulators = 16;
 
@@ -26,10 +28,12 @@ struct Scalar {
   static F sub(F a, F b) { return a - b; }
   static F mul(F a, F b) { return a * b; }
   static F fma(F a, F b, F c) { return a * b + c; }
+  static F dot(F x, F y, F sum) { return fma(x, y, sum); }
   static F div(F a, F b) { return a / b; }
   static F max(F a, F b) { return a > b ? a : b; }
   static F min(F a, F b) { return a < b ? a : b; }
   static F exp(F x) { return std::exp(x); }
+  static F weight(F x) { return exp(x); }
   static float sum(F x) { return x; }
   static float top(F x) { return x; }
   static void sum4(F a, F b, F c, F d, float* out) {

@@ -56,7 +56,7 @@ uint64_t stream_read(const Parallel& parallel, const uint8_t* data, size_t bytes
 
 int64_t vnni_run(const Parallel& parallel, int64_t rounds) {
 #if defined(__x86_64__)
-  if (cpu_tier() != CpuTier::avx512) return 0;
+  if (cpu_tier() < CpuTier::avx512) return 0;
   constexpr int64_t kTasks = 8;  // per thread, so that a late one doesn't count
   std::atomic<int32_t> total{0};
   const int64_t each = rounds / kTasks, tasks = parallel.threads * kTasks;

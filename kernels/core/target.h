@@ -30,3 +30,4 @@
 
 #define SPIKE_AVX2 "avx2,fma,f16c"
 #define SPIKE_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
+#define SPIKE_AVX512_BF16 "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from spikeinfer import kernels
 from spikeinfer.kernels import FORMATS, Format, PackedExperts, PackedMatrix, _kernels
 
-TIERS = ("scalar", "avx2", "avx512")
+TIERS = ("scalar", "avx2", "avx512", "avx512_bf16")
 CACHE_LINE = 64
 PROT_NONE = 0
 

@@ -226,7 +226,7 @@ print(kernels.cpu_tier(), digest.hexdigest())
 
 def test_all_tiers_give_the_same_bits() -> None:
     seen = {}
-    for tier in ("scalar", "avx2", "avx512"):
+    for tier in ("scalar", "avx2", "avx512", "avx512_bf16"):
         run = subprocess.run(
             [sys.executable, "-P", "-c", HASH],
             env=os.environ | {"SPIKE_CPU": tier},

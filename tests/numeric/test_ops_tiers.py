@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from spikeinfer.kernels import cpu_tier
 
-TIERS = ("scalar", "avx2", "avx512")
+TIERS = ("scalar", "avx2", "avx512", "avx512_bf16")
 FILES = ("test_ops_attention.py", "test_ops_folded.py", "test_ops_rows.py", "test_ops_weights.py")
 
 

@@ -10,17 +10,19 @@ import pytest
 from spikeinfer import kernels
 from spikeinfer.compiler.engine.cpu_features import missing_cpu_features
 
-TIERS = ("scalar", "avx2", "avx512")
+TIERS = ("scalar", "avx2", "avx512", "avx512_bf16")
 AVX2 = ("avx2", "fma", "f16c")
 AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
 
 
 def test_what_each_tier_needs() -> None:
-    assert [f.name for f in kernels.cpu_features()] == [*AVX2, *AVX512]
+    assert [f.name for f in kernels.cpu_features()] == [*AVX2, *AVX512, "avx512_bf16"]
     assert {f.name: f.tier for f in kernels.cpu_features()} == {
         **dict.fromkeys(AVX2, "avx2"),
         **dict.fromkeys(AVX512, "avx512"),
+        "avx512_bf16": "avx512_bf16",
     }
+    assert kernels.best_tier([*AVX2, *AVX512, "avx512_bf16"]) == "avx512_bf16"
     assert kernels.best_tier([*AVX2, *AVX512]) == "avx512"
     assert kernels.best_tier([]) == "scalar"
 
@@ -71,7 +73,7 @@ print("doctor ends with", code)
 
 def test_a_wrong_spike_cpu_is_one_clear_error() -> None:
     done = in_process(BAD, "avx3")
-    said = "SPK801 kernels: the environment variable SPIKE_CPU is 'avx3', not scalar, avx2 or"
+    said = "SPK801 kernels: the environment variable SPIKE_CPU is 'avx3', not scalar, avx2, avx512 or"
     assert done.stdout.startswith(said), done.stderr
     assert "unset it" in done.stdout
     assert "FAILED: SpikeError: SPK801" in done.stdout
