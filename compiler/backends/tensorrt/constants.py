@@ -76,16 +76,14 @@ def rounded(values: npt.NDArray[Any], dtype: str, name: str = "") -> npt.NDArray
     """
     if not np.issubdtype(values.dtype, np.floating):
         return np.ascontiguousarray(values, _INTEGERS[dtype])
-    exact = torch.from_numpy(np.ascontiguousarray(values, np.float32))
+    array = np.ascontiguousarray(values, np.float32)
+    exact = torch.from_numpy(array if array.flags.writeable else array.copy())
     kept = exact.to(_TORCH[dtype])
     if not bool(torch.isfinite(kept).all()):
         largest = float(exact.abs().nan_to_num(float("inf")).max())
-        raise SpikeError(
-            "SPK531",
-            "TensorRT",
+        raise _unstorable(
             f"{name or 'a constant'} holds {largest:g}, which {dtype} does not.",
             "Build with --dtype bfloat16, whose range is that of float32.",
-            ExitCode.UNSUPPORTED,
         )
     bits = kept.view(torch.uint16) if dtype == "bf16" else kept
     return cast("npt.NDArray[Any]", bits.numpy())
@@ -135,11 +133,11 @@ def _check_blocks(matrix: Int4Matrix, name: str) -> None:
     blocks = matrix.scales.shape
     if k % INT4_BLOCK or blocks != (matrix.shape[0], k // INT4_BLOCK):
         what = f"{name} {list(matrix.shape)} has scales {list(blocks)}: not one per {INT4_BLOCK}."
-        raise SpikeError("SPK531", "TensorRT", what, "Store it in --dtype instead.")
+        raise _unstorable(what, "Store it in --dtype instead.")
     if not bool(np.all(np.isfinite(matrix.scales) & (matrix.scales > 0))):
-        raise SpikeError(
-            "SPK531",
-            "TensorRT",
-            f"{name} has a block whose scale is not a finite number above zero.",
-            "Quantise it again: an all-zero block takes any scale with zero values.",
-        )
+        what = f"{name} has a block whose scale is not a finite number above zero."
+        raise _unstorable(what, "Quantise it again: an all-zero block takes any scale.")
+
+
+def _unstorable(what: str, remedy: str) -> SpikeError:
+    return SpikeError("SPK531", "TensorRT", what, remedy, ExitCode.UNSUPPORTED)

@@ -91,7 +91,7 @@ def _add_layer(network: Network, plan: NetworkPlan, layer: Layer) -> None:
             "TensorRT",
             f"it refused the layer {layer.outputs[0]} ({layer.kind} in {layer.scope}).",
             "This is a bug of SpikeInfer; please report it with the model's config.json.",
-            ExitCode.INTERNAL,
+            ExitCode.UNSUPPORTED,
         )
     made.metadata = layer.scope
     _name(network, made, layer.outputs[0], made.get_output(0))

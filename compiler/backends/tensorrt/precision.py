@@ -1,7 +1,8 @@
 """The element type of everything in a network, from the placed graph alone.
 
 assign-precision says which values are rounded to half precision; every other float is f32. A node
-computes in half precision if all floats around it are half, else in f32 and its result is rounded.
+computes in half precision if all floats around it are half, numbers in it too, else in f32 and its
+result is rounded.
 Builder and checker both follow these rules; they are their definition.
 """
 
@@ -9,7 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from ...ir import HALVES, Constant, DType, Graph, Node, Value, attribute
+from ...ir.primitives import TORCH_DTYPE
 
 INTEGERS = (DType.I64, DType.I32, DType.U8)
 
@@ -41,7 +45,14 @@ class ElementTypes:
         """What a node with float results computes in."""
         around = [o for o in node.operands if isinstance(o, Value) and o.dtype.is_float]
         exact = any(self.of(v) == "f32" for v in (*around, *node.results))
-        return "f32" if exact or _wide_weight(node) else self.half.value
+        exact = exact or _wide_weight(node) or self._odd_number(node)
+        return "f32" if exact else self.half.value
+
+    def _odd_number(self, node: Node) -> bool:
+        """Whether a number that the node names would itself be rounded, as Gemma's sqrt(640)."""
+        numbers = torch.tensor([o for o in node.operands if isinstance(o, float)])
+        half = TORCH_DTYPE[self.half]
+        return not torch.equal(numbers.to(half).float(), numbers)
 
 
 def _wide_weight(node: Node) -> bool:

@@ -248,9 +248,7 @@ def _(plan: NetworkPlan) -> NetworkPlan:
 
 @fault("weight of another norm")
 def _(plan: NetworkPlan) -> NetworkPlan:
-    layer = behind(plan, "%n1", 0, "elementwise")
-    other = behind(plan, "%m1", 0, "elementwise")
-    return inputs(plan, layer, layer.inputs[0], other.inputs[1])
+    return source(plan, "@norm1", "mlp_norm1")
 
 
 @fault("wrong attention scale")

@@ -40,7 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 8},
     "phi3": {"sliding_window": 8},
     "gemma2": {"sliding_window": 8, "head_dim": 16},
-    "gemma3_text": {"sliding_window": 8, "head_dim": 16,
+    "gemma3_text": {"hidden_size": 96, "sliding_window": 8, "head_dim": 16,
                     "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": GPT,
     "gptj": {**GPT, "rotary_dim": 8},
