@@ -170,7 +170,9 @@ def build(model: str, weights: str, sm: str, longest: int, batch: int, chunk: in
             quantised[name] = nearest_blocks(values)
         return quantised[name]
 
-    target = Target((sm,), capacity=longest, max_batch_size=batch, max_num_tokens=chunk)
+    target = Target(
+        tuple(sm.split(",")), capacity=longest, max_batch_size=batch, max_num_tokens=chunk
+    )
     times = {"plan": time.perf_counter()}
     plan = plan_network(graph, target)
     engine = build_engine(
@@ -189,21 +191,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     here = [m for m in CHECKPOINTS if (MODELS / m).exists()]
     parser.add_argument("models", nargs="*", default=[*SHAPES, *here])
-    parser.add_argument("--sm", action="append", choices=ARCHITECTURES)
+    parser.add_argument("--sm", action="append", help="one, or several for one engine: sm86,sm89")
     parser.add_argument("--weights", action="append", choices=("f16", "int4"))
     parser.add_argument("--max-seq-len", type=int, default=512)
     parser.add_argument("--max-batch-size", type=int, default=8)
     parser.add_argument("--max-num-tokens", type=int, default=256)
     options = parser.parse_args()
     sizes = (options.max_seq_len, options.max_batch_size, options.max_num_tokens)
-    print(f"{'model':24}{'weights':8}{'sm':6}{'graph s':>8}{'check s':>8}{'build s':>8}"
+    print(f"{'model':24}{'weights':8}{'sm':18}{'graph s':>8}{'check s':>8}{'build s':>8}"
           f"{'all s':>7}{'peak MB':>9}{'engine MB':>10}{'planned MB':>11}")  # fmt: skip
     for model in options.models:
         for weights in options.weights or ("f16", "int4"):
             for sm in options.sm or ARCHITECTURES:
                 with multiprocessing.get_context("spawn").Pool(1) as pool:
                     row = pool.apply(build, (model, weights, sm, *sizes))
-                print(f"{row.model:24}{row.weights:8}{row.sm:6}{row.graph:8.1f}{row.network:8.1f}"
+                print(f"{row.model:24}{row.weights:8}{row.sm:18}{row.graph:8.1f}{row.network:8.1f}"
                       f"{row.engine:8.1f}{row.total:7.1f}{row.peak / 1e6:9.0f}"
                       f"{row.size / 1e6:10.1f}{row.planned / 1e6:11.1f}", flush=True)  # fmt: skip
 
