@@ -155,7 +155,7 @@ def build(
         Flag("--weight-streaming", help="Let a TensorRT engine keep weights in host memory."),
     ] = None,
     timing_cache: Annotated[
-        Path | None, Flag(help="File that TensorRT keeps its measurements in.")
+        Path | None, Flag(help="(TensorRT for RTX has no use for one.)")
     ] = None,
     json: Json = False,
     log_level: Level = LogLevel.INFO,

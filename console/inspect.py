@@ -125,8 +125,10 @@ def _fired(engine: EngineDirectory) -> str:
 def weights_text(engine: EngineDirectory) -> str:
     """Every tensor of rank0.weights, or every constant of a TensorRT network."""
     if engine.config.spike.tensorrt is not None:
-        held = [(c["source"], c["part"], c["dtype"], "x".join(map(str, c["shape"])), c["sha256"][:16])
-                for c in network_constants(engine)]  # fmt: skip
+        held = [
+            (c["source"], c["part"], c["dtype"], "x".join(map(str, c["shape"])), c["sha256"][:16])
+            for c in network_constants(engine)
+        ]
         return table(("Name", "Part", "Type", "Shape", "sha256"), held)
     rows = [
         (w.name, w.role, w.format, "x".join(map(str, w.shape)), f"{w.bytes:,}", w.offset)

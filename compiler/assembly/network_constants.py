@@ -84,7 +84,7 @@ class NetworkConstants:
         if const.data is not None:
             return const.data
         arrays = [
-            np.memmap(self._file, np.dtype(p.dtype), "r", p.offset, p.shape)
+            np.memmap(self._file, np.dtype(p.dtype), "c", p.offset, p.shape)
             for p in self._places[name]
         ]
         return Int4Matrix(arrays[0], arrays[1]) if len(arrays) == 2 else arrays[0]

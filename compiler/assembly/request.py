@@ -70,7 +70,7 @@ class BuildRequest:
         target_sm: GPU architectures of a TensorRT engine, such as ``sm89,sm120``, or ``current``.
         plan_only: write a TensorRT network's plan instead of an engine.
         weight_streaming: a TensorRT engine's weights may stay in the machine's memory.
-        timing_cache: file that TensorRT reads its measurements from and writes them to.
+        timing_cache: refused; TensorRT for RTX has no use for one.
         dry_run: stop before any weight is read and say what would be built.
         verify_passes: run the reference interpreter before and after each pass.
         dump_ir: directory for one IR file per phase.

@@ -69,6 +69,7 @@ def test_its_options_belong_to_it(option: str, value: object) -> None:
         ({"target_sm": "sm80", "quantization": "fp8"}, "SPK522", "fp8"),
         ({"target_sm": "sm86,sm89", "quantization": "fp8"}, "SPK522", "sm86"),
         ({"target_sm": "sm89", "quantization": "fp8"}, "SPK402", "not in this version"),
+        ({"target_sm": "sm89", "timing_cache": Path("c")}, "SPK530", "has no effect"),
         ({"target_sm": "sm89", "max_seq_len": 0}, "SPK801", "max-seq-len"),
     ],
     ids=lambda value: str(value)[:60],

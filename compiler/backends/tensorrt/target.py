@@ -172,7 +172,7 @@ def _check_options(options: Collection[str], timing_cache: Path | None) -> None:
         raise _refused(
             "SPK530",
             "TensorRT for RTX times no kernels when it builds, so a timing cache has no effect.",
-            "Leave --timing-cache out; what it compiles at run time is kept in a runtime cache.",
+            "Leave --timing-cache out: kernels are compiled where the engine runs.",
         )
     for option in options:
         if option not in NEEDS_GPU:
