@@ -73,7 +73,9 @@ print("doctor ends with", code)
 
 def test_a_wrong_spike_cpu_is_one_clear_error() -> None:
     done = in_process(BAD, "avx3")
-    said = "SPK801 kernels: the environment variable SPIKE_CPU is 'avx3', not scalar, avx2, avx512 or"
+    said = (
+        "SPK801 kernels: the environment variable SPIKE_CPU is 'avx3', not scalar, avx2, avx512 or"
+    )
     assert done.stdout.startswith(said), done.stderr
     assert "unset it" in done.stdout
     assert "FAILED: SpikeError: SPK801" in done.stdout
