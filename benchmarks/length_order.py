@@ -1,17 +1,20 @@
 """What ordering by expected length wins, in the simulator: with and without each feature.
 
-    .venv/bin/python benchmarks/length_order.py [--out length.onnx] [--requests 400]
+    .venv/bin/python benchmarks/length_order.py [--out length.onnx] [--requests 1200]
 
 Traffic of four made-up kinds (chat, extraction from long prompts, articles from short ones,
 templates); a small network (3 x 16 x 1) learns log(output tokens) from one day of it and orders
-another. Times are the simulator's, so the machine's do not matter. Made-up traffic shows what the
-mechanism can do, not what yours would win: train on your own.
+another, with the policy's defaults. Beside it an oracle that knows every answer's length, which is
+what a better model could reach, and the same without the bound on waiting. Times are the
+simulator's, so the machine's do not matter. Made-up traffic shows what the mechanism can do, not
+what yours would win: train on your own.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +23,11 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from spikeinfer.runtime.length_order import FEATURES, LengthOrder, LengthPolicy
-from spikeinfer.runtime.sampling import SamplingParams
-from spikeinfer.runtime.scheduler import SchedulingPolicy
+from spikeinfer.runtime.loop import BatchLoop
+from spikeinfer.runtime.sampling_params import SamplingParams
 from spikeinfer.runtime.sequence import Request
 from spikeinfer.runtime.session import SessionLimits
-from spikeinfer.runtime.simulator import Arrival, Outcome, simulate
+from spikeinfer.runtime.simulator import Arrival, Outcome, SimulatedSession, replay
 from spikeinfer.runtime.step_cost import StepCost
 
 LOAD = 0.9
@@ -44,7 +47,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="keep the model with all features here")
     parser.add_argument("--cost", type=float, nargs=4, default=(0.0043, 0.0006, 0.0001, 5e-7))
-    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--requests", type=int, default=1200)
     return parser.parse_args()
 
 
@@ -125,14 +128,28 @@ def write(net: torch.nn.Sequential, path: Path) -> Path:
     return path
 
 
-def run(load: list[Arrival], cost: StepCost, lengths: LengthPolicy) -> Outcome:
+class Oracle(LengthOrder):
+    """Knows how long every answer will be."""
+
+    def __init__(self, policy: LengthPolicy) -> None:
+        super().__init__(policy, lambda rows: rows[:, 0])
+        self.seconds, self.most = policy.seconds_per_token, policy.most
+
+    def delays(self, requests: Sequence[Request]) -> list[float]:
+        """By prompt and answer together."""
+        return [min(request.limit * self.seconds, self.most) for request in requests]
+
+
+def run(load: list[Arrival], cost: StepCost, order: LengthOrder) -> Outcome:
     """The load under this ordering."""
     limits = SessionLimits(
         vocab_size=1, max_num_tokens=2048, max_batch_size=SEATS, max_seq_len=8192,
         num_blocks=4096, block_size=32,
     )  # fmt: skip
-    # A model's first answer is slow on a busy machine; what is compared here is the order.
-    return simulate(load, limits, cost, SchedulingPolicy(lengths=lengths))
+    session = SimulatedSession(limits, cost)
+    loop = BatchLoop(session, now=session.now)
+    loop.scheduler.lengths = order
+    return replay(load, loop, limits.max_seq_len, session.now, session.wait)
 
 
 def first_tokens(outcome: Outcome) -> NDArray[np.float64]:
@@ -145,26 +162,32 @@ def main() -> None:
     arguments = parse()
     base, token, row, read = arguments.cost
     cost = StepCost(base, token, row, read)
-    full = run(traffic(1000.0, arguments.requests, 2), cost, LengthPolicy())  # always full
-    rate = LOAD * arguments.requests / full.seconds
+    full = run(traffic(1000.0, 400, 2), cost, LengthOrder(LengthPolicy()))  # always full
+    rate = LOAD * 400 / full.seconds
     lesson, load = (traffic(rate, arguments.requests, seed) for seed in (3, 4))
-    plain = first_tokens(run(load, cost, LengthPolicy()))
+    plain = first_tokens(run(load, cost, LengthOrder(LengthPolicy())))
     print(f"{rate:.2f} requests/s, FCFS: TTFT mean {plain.mean():.2f} s, max {plain.max():.1f} s")
+
+    def show(name: str, order: LengthOrder) -> None:
+        found = first_tokens(run(load, cost, order))
+        print(
+            f"{name}: TTFT mean {found.mean() / plain.mean():.2f}x, "
+            f"max {found.max() / plain.max():.2f}x",
+            flush=True,
+        )
+
     every = list(range(len(FEATURES)))
     cases = {"all features": every}
     cases |= {f"without {FEATURES[i]}": [j for j in every if j != i] for i in every}
     with tempfile.TemporaryDirectory() as folder:
         for name, used in cases.items():
             path = write(train(lesson, used), Path(folder) / "length.onnx")
-            policy = LengthPolicy(path, budget=1.0, most=4.0)
-            found = first_tokens(run(load, cost, policy))
-            print(
-                f"{name}: TTFT mean {found.mean() / plain.mean():.2f}x, "
-                f"max {found.max() / plain.max():.2f}x",
-                flush=True,
-            )
+            # A model's first answer is slow on a busy machine; what is compared is the order.
+            show(name, LengthOrder(LengthPolicy(path, budget=1.0)))
             if arguments.out and name == "all features":
                 arguments.out.write_bytes(path.read_bytes())
+    show("oracle", Oracle(LengthPolicy()))
+    show("oracle without a bound", Oracle(LengthPolicy(most=1e6)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@
 stalls: time between tokens of eight streams while a prompt of 2,048 tokens runs, over what it is
 without (p99 and median), with prompts in chunks and without.
 prefix: time to first token of a second request that shares 1,024 tokens, over the first's; medians.
-simulator: step costs are fitted to one load, then three others run for real and in the simulator.
+simulator: step costs, and how much steps differ from them, are learnt from other requests before
+and after each of three loads, which run for real and in the simulator; so much of a machine's speed
+as changes within half a minute is not foretold.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import argparse
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +26,14 @@ from spikeinfer.runtime.chunking import ChunkPolicy
 from spikeinfer.runtime.loop import BatchLoop
 from spikeinfer.runtime.scheduler import SchedulingPolicy
 from spikeinfer.runtime.simulator import Arrival, Outcome, replay, simulate
-from spikeinfer.runtime.step_cost import StepCost, StepShape
+from spikeinfer.runtime.step_cost import StepCost, StepShape, fit
 
 PARTS = ("stalls", "prefix", "simulator")
 CAPACITY = 4096
 LOADS = (0.3, 0.6, 0.9)
 PROMPT, OUTPUT = (32, 256), (16, 96)
 """Lengths of the simulator's loads, uniform."""
+Observe = Callable[[StepShape, float], None]
 UNCHUNKED = SchedulingPolicy(chunks=ChunkPolicy(slack=math.inf, unmeasured=1 << 30))
 
 
@@ -42,6 +45,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kv-cache", default="f16", help="format of the cache")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals, each load")
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="of the simulator")
     parser.add_argument("--only", choices=PARTS)
     return parser.parse_args()
 
@@ -137,19 +141,17 @@ def prefix(bench: Bench) -> None:
     )
 
 
-def simulator(bench: Bench, seconds: float) -> None:
+def simulator(bench: Bench, seconds: float, loads: Sequence[float]) -> None:
     """Foretold against measured percentiles."""
-    loop = bench.loop()
-    for rate in (2.0, 40.0):  # few at a time, then many
-        bench.run(bench.load(rate, seconds / 2 if rate < 10 else 1.0), loop)
-    cost = loop.scheduler.costs.cost
-    assert cost is not None
-    print(f"simulator: {cost}", flush=True)
-    limits = bench.engine._limits
-    for share in LOADS:
-        load = bench.load(share * capacity(cost), seconds)
+    samples = observed(bench, 3.0)
+    for share in loads:
+        load = bench.load(share * capacity(fit(samples)), seconds)
         found = bench.run(load, bench.loop())
-        told = simulate(load, limits, cost)
+        after = observed(bench, 3.0)
+        around = [*samples, *after]
+        cost = fit(around)
+        noise = [taken / cost.seconds(shape) for shape, taken in around]
+        told = simulate(load, bench.engine._limits, cost, noise=noise)
         cells = []
         for name in ("first_tokens", "between_tokens"):
             for quantile in (0.5, 0.95):
@@ -158,7 +160,27 @@ def simulator(bench: Bench, seconds: float) -> None:
                              f" ({said / real - 1:+.0%})")  # fmt: skip
         steps = [o.stats.step_seconds / o.stats.tokens for o in (told, found)]
         cells.append(f"step seconds a token {steps[0] / steps[1] - 1:+.0%}")
-        print(f"  load {share}: {len(load)} requests, {', '.join(cells)}", flush=True)
+        drift = np.mean([s for _, s in after]) / np.mean([s for _, s in samples]) - 1
+        print(f"  load {share}: {len(load)} requests, {', '.join(cells)}; drift {drift:+.0%}",
+              flush=True)  # fmt: skip
+        samples = after
+
+
+def observed(bench: Bench, seconds: float) -> list[tuple[StepShape, float]]:
+    """Steps of few requests at a time and of many, and what they took."""
+    found: list[tuple[StepShape, float]] = []
+    for rate, span in ((2.0, seconds / 2), (6.0, seconds / 2)):
+        loop = bench.loop()
+        costs = loop.scheduler.costs
+        learn = costs.observe
+
+        def observe(shape: StepShape, taken: float, learn: Observe = learn) -> None:
+            found.append((shape, taken))
+            learn(shape, taken)
+
+        costs.observe = observe  # type: ignore[method-assign]
+        bench.run(bench.load(rate, span), loop)
+    return found
 
 
 def capacity(cost: StepCost) -> float:
@@ -181,7 +203,7 @@ def main() -> None:
             if arguments.only in (None, "prefix"):
                 prefix(bench)
             if arguments.only in (None, "simulator"):
-                simulator(bench, arguments.seconds)
+                simulator(bench, arguments.seconds, arguments.loads)
 
 
 if __name__ == "__main__":

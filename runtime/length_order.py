@@ -49,7 +49,7 @@ class LengthPolicy:
     every: float = 0.2
     budget: float = 0.02
     seconds_per_token: float = 0.01
-    most: float = 10.0
+    most: float = 5.0
 
     def __post_init__(self) -> None:
         if self.model is not None and not isinstance(self.model, str | Path):

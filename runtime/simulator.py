@@ -6,6 +6,7 @@ chunks, pre-emption, is the code that serves.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,13 +68,22 @@ class Outcome:
 
 
 class SimulatedSession:
-    """A session whose steps take the time that `cost` says, on a clock of its own."""
+    """A session whose steps take the time that `cost` says, on a clock of its own.
 
-    def __init__(self, limits: SessionLimits, cost: StepCost) -> None:
+    Args:
+        limits: of the engine.
+        cost: of its steps.
+        noise: measured times over predicted ones; each step takes one of them, at random, times
+            what is predicted. Empty = exactly that.
+    """
+
+    def __init__(self, limits: SessionLimits, cost: StepCost, noise: Sequence[float] = ()) -> None:
         self.limits = limits
         self.blocks = BlockBytes([np.zeros(limits.num_blocks, np.uint8)], limits.num_blocks)
         self.seconds = 0.0
         self._cost = cost
+        self._noise = noise
+        self._random = random.Random(0)
 
     def now(self) -> float:
         """The clock."""
@@ -87,7 +97,8 @@ class SimulatedSession:
         """Let the step's time pass; every logit is 0."""
         reads = int(inputs.positions.sum()) + inputs.positions.size
         rows = inputs.logit_rows.size
-        self.seconds += self._cost.seconds(StepShape(inputs.tokens.size, rows, reads))
+        seconds = self._cost.seconds(StepShape(inputs.tokens.size, rows, reads))
+        self.seconds += seconds * (self._random.choice(self._noise) if self._noise else 1.0)
         return np.zeros((rows, self.limits.vocab_size), np.float32)
 
     def best(self, inputs: StepInputs) -> BestLogits:
@@ -103,6 +114,7 @@ def simulate(
     limits: SessionLimits,
     cost: StepCost,
     policy: SchedulingPolicy | None = None,
+    noise: Sequence[float] = (),
 ) -> Outcome:
     """Run a load against a model of costs.
 
@@ -111,8 +123,9 @@ def simulate(
         limits: of the engine; a vocabulary of 1 is enough.
         cost: what its steps take; `CostModel` fits it to measured ones.
         policy: of the scheduler.
+        noise: see `SimulatedSession`.
     """
-    session = SimulatedSession(limits, cost)
+    session = SimulatedSession(limits, cost, noise)
     loop = BatchLoop(session, policy=policy, now=session.now)
     return replay(arrivals, loop, limits.max_seq_len, session.now, session.wait)
 

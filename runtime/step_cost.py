@@ -108,11 +108,13 @@ def fit(samples: Iterable[tuple[StepShape, float]]) -> StepCost:
     features = np.array(
         [(1, s.tokens, s.rows, s.reads, min(s.tokens, FEW)) for s, _ in pairs], float
     )
-    features /= seconds[:, None]
-    weights = np.ones(len(pairs))
-    for _ in range(4):
-        found = _non_negative(features * weights[:, None], weights)
-        error = np.abs(features @ found - 1)
+    # Relative to what is predicted: relative to what was measured, slow steps would count for less
+    # and the whole be foretold too fast.
+    scale, weights = seconds, np.ones(len(pairs))
+    for _ in range(5):
+        found = _non_negative(features * (weights / scale)[:, None], seconds * weights / scale)
+        scale = np.maximum(features @ found, 1e-9)
+        error = np.abs(seconds / scale - 1)
         weights = np.sqrt(1 / np.maximum(1, error / TOLERATED))
     return StepCost(*found.tolist())
 

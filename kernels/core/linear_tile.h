@@ -40,20 +40,48 @@ struct BlockDot {
       return V::template broadcast_shifted<kOffset>(&block.negative_codes);
   }
 
+  /// The codes of token m that meet a line.
+  template <int Sub>
+  [[gnu::always_inline]] const int8_t* four(int m, int line) const {
+    return input[m * stride].codes + 16 * Sub + 4 * line;
+  }
+
+  /// sum += a sub-block's integer dot products, over as many lines at a time as 16 bits hold.
+  template <int B, int Sub>
+  [[gnu::always_inline]] void add_words(const S (&w)[R], int p, Ints (&sum)[R][M]) const {
+    constexpr int kMost = V::template kWordLines<S::kLargest>, kRun = kMost < kLines ? kMost : kLines;
+#pragma GCC unroll 8
+    for (int first = 0; first < kLines; first += kRun) {
+      typename V::Words words[R][M];
+#pragma GCC unroll 8
+      for (int line = first; line < first + kRun; ++line)
+        for (int r = 0; r < R; ++r) {
+          const auto c = w[r].template codes<B, Sub>(p, line);
+          for (int m = 0; m < M; ++m) {
+            const auto products = V::word_products(c, four<Sub>(m, line));
+            words[r][m] = line == first ? products : V::add_words(words[r][m], products);
+          }
+        }
+      for (int r = 0; r < R; ++r)
+        for (int m = 0; m < M; ++m) sum[r][m] = V::add_pairs(sum[r][m], words[r][m]);
+    }
+  }
+
   template <int B, int Sub>
   [[gnu::always_inline]] void add_sub(const S (&w)[R], int p, Floats (&part)[R][M]) const {
     Ints sum[R][M];
     for (int m = 0; m < M; ++m)
       for (int r = 0; r < R; ++r) sum[r][m] = start<B, Sub>(m);
+    if constexpr (V::template kWordLines<S::kLargest> > 1)
+      add_words<B, Sub>(w, p, sum);
+    else
 #pragma GCC unroll 8
-    for (int line = 0; line < kLines; ++line)
-      for (int r = 0; r < R; ++r) {
-        const auto c = w[r].template codes<B, Sub>(p, line);
-        for (int m = 0; m < M; ++m) {
-          const int8_t* four = input[m * stride].codes + 16 * Sub + 4 * line;
-          sum[r][m] = V::template dot<S::kWide>(sum[r][m], c, four);
+      for (int line = 0; line < kLines; ++line)
+        for (int r = 0; r < R; ++r) {
+          const auto c = w[r].template codes<B, Sub>(p, line);
+          for (int m = 0; m < M; ++m)
+            sum[r][m] = V::template dot<S::kLargest>(sum[r][m], c, four<Sub>(m, line));
         }
-      }
     for (int r = 0; r < R; ++r) {
       const Floats scale = w[r].template scale<B, Sub>(p);
       for (int m = 0; m < M; ++m) {

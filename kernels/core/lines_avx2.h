@@ -20,6 +20,10 @@ struct Avx2Lines {
   static constexpr int kMostPaired = 1;
   template <int kSubs>
   static constexpr int kTokensPerPass = 2;
+  /// A word takes two products of a code and a token's, which is at most 127, per line.
+  template <int kLargest>
+  static constexpr int kWordLines = kLargest > 127 ? 1 : INT16_MAX / (2 * 127 * kLargest);
+  using Words = Ints;
 
   static Codes load(const uint8_t* p) { return {half(p), half(p + 32)}; }
   static void store(uint8_t* p, Codes c) {
@@ -52,13 +56,24 @@ struct Avx2Lines {
     const __m256i all = _mm256_slli_epi32(_mm256_set1_epi32(*p), N);
     return {all, all};
   }
-  template <bool kWide>
+  template <int kLargest>
   static Ints dot(Ints sum, Codes c, const int8_t* four) {
-    int32_t word;
-    __builtin_memcpy(&word, four, 4);
-    const __m256i x = _mm256_set1_epi32(word);
-    return {_mm256_add_epi32(sum.low, dot_half<kWide>(c.low, x)),
-            _mm256_add_epi32(sum.high, dot_half<kWide>(c.high, x))};
+    const __m256i x = spread(four);
+    return {_mm256_add_epi32(sum.low, dot_half<kLargest>(c.low, x)),
+            _mm256_add_epi32(sum.high, dot_half<kLargest>(c.high, x))};
+  }
+  /// Sums of two products of neighbours, in 16 bits; see kWordLines.
+  static Words word_products(Codes c, const int8_t* four) {
+    const __m256i x = spread(four);
+    return {_mm256_maddubs_epi16(c.low, x), _mm256_maddubs_epi16(c.high, x)};
+  }
+  static Words add_words(Words a, Words b) {
+    return {_mm256_add_epi16(a.low, b.low), _mm256_add_epi16(a.high, b.high)};
+  }
+  static Ints add_pairs(Ints sum, Words w) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(w.low, ones)),
+            _mm256_add_epi32(sum.high, _mm256_madd_epi16(w.high, ones))};
   }
 
   static Floats zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -148,6 +163,11 @@ struct Avx2Lines {
   }
 
  private:
+  static __m256i spread(const int8_t* four) {
+    int32_t word;
+    __builtin_memcpy(&word, four, 4);
+    return _mm256_set1_epi32(word);
+  }
   static __m256i bytes(int m) { return _mm256_set1_epi8(static_cast<char>(m)); }
   static __m256i half(const uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -165,9 +185,9 @@ struct Avx2Lines {
     return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit), bytes(value));
   }
   /// Per 32-bit lane the dot product of four unsigned codes with four signed ones.
-  template <bool kWide>
+  template <int kLargest>
   static __m256i dot_half(__m256i c, __m256i x) {
-    if constexpr (!kWide)
+    if constexpr (kLargest <= 127)
       return _mm256_madd_epi16(_mm256_maddubs_epi16(c, x), _mm256_set1_epi16(1));
     // Codes up to 255: even and odd bytes apart, in 16 bits, so that nothing saturates.
     const __m256i even = _mm256_madd_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0xff)),

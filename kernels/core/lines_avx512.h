@@ -16,6 +16,8 @@ struct Avx512Lines {
   static constexpr int kMostPaired = 4;
   template <int kSubs>
   static constexpr int kTokensPerPass = kSubs == 1 ? 6 : 4;
+  template <int kLargest>
+  static constexpr int kWordLines = 1;
 
   static Codes load(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static void store(uint8_t* p, Codes c) { _mm512_storeu_si512(p, c); }
@@ -39,7 +41,7 @@ struct Avx512Lines {
   static Ints broadcast_shifted(const int32_t* p) {
     return _mm512_slli_epi32(_mm512_set1_epi32(*p), N);
   }
-  template <bool kWide>
+  template <int kLargest>
   static Ints dot(Ints sum, Codes c, const int8_t* four) {
     int32_t word;
     __builtin_memcpy(&word, four, 4);

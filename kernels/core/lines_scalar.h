@@ -31,6 +31,9 @@ struct ScalarLines {
   /// Tokens of one register block with two row groups, by sub-blocks per 32 k.
   template <int kSubs>
   static constexpr int kTokensPerPass = 2;
+  /// Lines whose products with codes of up to kLargest a tier sums in 16 bits; 1: it doesn't.
+  template <int kLargest>
+  static constexpr int kWordLines = 1;
 
   template <class F>
   static Codes each_byte(F&& f) {
@@ -76,7 +79,7 @@ struct ScalarLines {
     for (int32_t& lane : y.at) lane = *p * (1 << N);
     return y;
   }
-  template <bool kWide>
+  template <int kLargest>
   static Ints dot(const Ints& sum, const Codes& c, const int8_t* four) {
     Ints y;
     for (int r = 0; r < 16; ++r) {

@@ -10,13 +10,14 @@
 namespace spike {
 namespace {
 
-constexpr int kNoOffset = -1;
+constexpr int kNoOffset = -1;  // nothing is subtracted from the codes
 
 template <class V>
 struct SourceQ8_0 {
   using Tile = TileQ8_0;
   static constexpr int kPeriods = 1, kBlocks = 1, kSubs = 1;
-  static constexpr bool kHasMin = false, kWide = true;
+  static constexpr bool kHasMin = false;
+  static constexpr int kLargest = 255;  ///< of the codes, before a tier folds shifts into them
   template <int B, int S>
   static constexpr int kOffset = 7;
 
@@ -42,7 +43,8 @@ template <class V, class PackedTile, int kCodeOffset>
 struct SourceNibbles {
   using Tile = PackedTile;
   static constexpr int kPeriods = 1, kBlocks = 1, kSubs = 1;
-  static constexpr bool kHasMin = kCodeOffset == kNoOffset, kWide = false;
+  static constexpr bool kHasMin = kCodeOffset == kNoOffset;
+  static constexpr int kLargest = requires(Tile& t) { t.high; } ? 31 : 15;
   template <int B, int S>
   static constexpr int kOffset = kCodeOffset;
 
@@ -94,7 +96,8 @@ template <class V>
 struct SourceQ2K {
   using Tile = TileQ2K;
   static constexpr int kPeriods = 4, kBlocks = 2, kSubs = 2;
-  static constexpr bool kHasMin = true, kWide = false;
+  static constexpr bool kHasMin = true;
+  static constexpr int kLargest = 3;
   template <int B, int S>
   static constexpr int kOffset = kNoOffset;
 
@@ -129,7 +132,8 @@ template <class V>
 struct SourceQ3K {
   using Tile = TileQ3K;
   static constexpr int kPeriods = 4, kBlocks = 2, kSubs = 2;
-  static constexpr bool kHasMin = false, kWide = false;
+  static constexpr bool kHasMin = false;
+  static constexpr int kLargest = 7;
   /// Bits by which the codes of sub-block q are shifted; 7 << 6 would not fit a byte.
   template <int q>
   static constexpr int kShift = V::kFoldShifts && q < 3 ? 2 * q : 0;
@@ -170,7 +174,8 @@ template <class V>
 struct SourceQ4K {
   using Tile = TileQ4K;
   static constexpr int kPeriods = 4, kBlocks = 2, kSubs = 1;
-  static constexpr bool kHasMin = true, kWide = false;
+  static constexpr bool kHasMin = true;
+  static constexpr int kLargest = 15;
   static constexpr float kHighUnit = V::kFoldShifts ? 1.f / 16 : 1.f;
   template <int B, int S>
   static constexpr int kOffset = kNoOffset;
@@ -211,7 +216,8 @@ template <class V>
 struct SourceQ5K {
   using Tile = TileQ5K;
   static constexpr int kPeriods = 4, kBlocks = 2, kSubs = 1;
-  static constexpr bool kHasMin = true, kWide = false;
+  static constexpr bool kHasMin = true;
+  static constexpr int kLargest = 31;
   template <int B, int S>
   static constexpr int kOffset = kNoOffset;
 
@@ -245,7 +251,8 @@ template <class V>
 struct SourceQ6K {
   using Tile = TileQ6K;
   static constexpr int kPeriods = 4, kBlocks = 2, kSubs = 2;
-  static constexpr bool kHasMin = false, kWide = false;
+  static constexpr bool kHasMin = false;
+  static constexpr int kLargest = 63;
   static constexpr float kOddUnit = V::kFoldShifts ? 1.f / 4 : 1.f;
   template <int B, int S>
   static constexpr int kOffset = S == 1 && V::kFoldShifts ? 7 : 5;
@@ -295,7 +302,8 @@ struct SourceQ6K {
 template <class V, class T>
 struct Decoded {
   static constexpr int kPeriods = T::kPeriods, kBlocks = T::kBlocks, kSubs = T::kSubs;
-  static constexpr bool kHasMin = T::kHasMin, kWide = T::kWide;
+  static constexpr bool kHasMin = T::kHasMin;
+  static constexpr int kLargest = T::kLargest;
   static constexpr int kLines = 8 / kSubs;  // per sub-block
   template <int B, int S>
   static constexpr int kOffset = T::template kOffset<B, S>;

@@ -111,11 +111,11 @@ def ordering(seconds: float, answer: Callable[[int], float]) -> LengthOrder:
 
 def test_late_answers_are_not_used() -> None:
     requests = [request([1]), request([1, 2])]
-    assert ordering(0.021, lambda i: 1.0).delays(requests) == [10.0, 10.0]
+    assert ordering(0.021, lambda i: 1.0).delays(requests) == [5.0, 5.0]
     quick = ordering(0.019, lambda i: np.log(10.0 * (i + 1)))
     assert quick.delays(requests) == pytest.approx([0.11, 0.22])
     assert quick.delays([request([1])] * 2)[0] == pytest.approx(0.11)
-    assert ordering(0.0, lambda i: 50.0).delays(requests) == [10.0, 10.0]  # the bound
+    assert ordering(0.0, lambda i: 50.0).delays(requests) == [5.0, 5.0]  # the bound
 
 
 def test_the_model_is_asked_no_more_often_than_every_tick() -> None:

@@ -561,6 +561,23 @@ def test_evicted_prefixes_come_back_from_a_file(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_what_pre_emption_takes_comes_back_from_the_file(tmp_path: Path) -> None:
+    """Swapping: eight that don't fit together; their full blocks are read, not computed again."""
+    prompts = [[i] * 12 for i in range(1, 9)]
+    computed = {}
+    for seconds in (1.0, 1e-12):  # a token: dearer than reading it, and cheaper
+        engine = open_tiered(tmp_path, seconds)
+        done = engine.generate_batch(prompts, max_tokens=20)
+        assert [c.token_ids for c in done] == [reference(p, 20) for p in prompts]
+        stats = engine.stats()
+        assert stats.preemptions > 4
+        assert (stats.tier_restored > 0) == (seconds == 1.0)
+        computed[seconds] = stats.tokens
+        engine.close()
+    needed = sum(len(p) + 20 - 1 for p in prompts)
+    assert needed <= computed[1.0] < computed[1e-12] - 20
+
+
 def test_a_flipped_bit_is_computed_again(tmp_path: Path) -> None:
     engine = open_tiered(tmp_path, token_seconds=1.0)
     first, second = [1] * 32, [2] * 32
