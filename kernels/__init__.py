@@ -128,8 +128,8 @@ class CpuFeature(NamedTuple):
 
 
 def cpu_tier() -> str:
-    """Instruction-set tier in use: ``scalar``, ``avx2``, ``avx512`` or ``avx512_bf16`` (SPIKE_CPU
-    lowers it).
+    """Instruction-set tier in use: ``scalar``, ``avx2``, ``avx512`` or, if SPIKE_CPU asks for
+    it, ``avx512_bf16``. SPIKE_CPU lowers it, too.
 
     SpikeError SPK801 if SPIKE_CPU is something else.
     """

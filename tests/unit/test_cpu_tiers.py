@@ -54,7 +54,8 @@ def in_process(code: str, cpu: str) -> subprocess.CompletedProcess[str]:
 def test_spike_cpu_lowers_the_tier(asked: str) -> None:
     best = kernels.best_tier(f.name for f in kernels.cpu_features() if f.present)
     done = in_process("from spikeinfer import kernels; print(kernels.cpu_tier())", asked)
-    assert done.stdout.strip() == min(asked or best, best, key=TIERS.index), done.stderr
+    # bf16 products round more than float32: only who asks for them gets them
+    assert done.stdout.strip() == min(asked or "avx512", best, key=TIERS.index), done.stderr
 
 
 BAD = """
