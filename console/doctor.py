@@ -118,6 +118,8 @@ def _kernels() -> str:
 
 def _why_not_better(used: str, best: str, features: Iterable[CpuFeature]) -> str:
     """What keeps kernels from a better tier than the one used: SPIKE_CPU, or missing features."""
+    if (used, best) == ("avx512", "avx512_bf16"):
+        return f"; SPIKE_CPU={best} is faster for long prompts, and less exact"
     if used != best:
         return f": SPIKE_CPU lowers it, this CPU has {best}"
     lacking: dict[str, list[str]] = {}

@@ -339,6 +339,11 @@ FEATURES = [
     [
         ("avx2", "avx2", "ok, avx2; avx512 needs avx512_vnni"),
         ("scalar", "avx2", "ok, scalar: SPIKE_CPU lowers it, this CPU has avx2"),
+        (
+            "avx512",
+            "avx512_bf16",
+            "ok, avx512; SPIKE_CPU=avx512_bf16 is faster for long prompts, and less exact",
+        ),
     ],
 )
 def test_doctor_says_why_no_better_instructions(
