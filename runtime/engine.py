@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -15,6 +14,7 @@ from ..compiler.engine.directory import EngineDirectory
 from ..errors import ExitCode, SpikeError
 from .build_cache import engine_at
 from .checks import require_count, require_instance
+from .closing import Closing
 from .fair_lock import FairLock
 from .kv_tier import TierOptions
 from .loading import LoadedEngine, LoadOptions, load_engine
@@ -37,7 +37,7 @@ from .stream import TokenStream
 DEVICES = ("auto", "cpu")
 
 
-class SpikeEngine:
+class SpikeEngine(Closing):
     """A model ready to generate. Safe to use from several threads: their requests share steps.
 
     Args:
@@ -281,17 +281,6 @@ class SpikeEngine:
             if not self._loop.closed:
                 self._loop.close()
                 self._loaded.session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _require_open(self) -> None:
         if self._loop.closed:

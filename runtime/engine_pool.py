@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from ..compiler.engine.directory import EngineDirectory
 from ..errors import ExitCode, SpikeError
 from .build_cache import engine_at, require_model
 from .checks import require_count, require_instance, require_real
+from .closing import Closing
 from .engine import SpikeEngine
 from .kv_tier import TierOptions
 from .loading import LoadedEngine, LoadOptions, load_engine, mapped_bytes
@@ -60,7 +60,7 @@ class _Place:
         return self.users == 0 and self.engine is not None and self.engine.idle
 
 
-class EnginePool:
+class EnginePool(Closing):
     """Engines by name; several threads may use them. Closing it, or leaving its `with`, ends all.
 
     Args:
@@ -157,17 +157,6 @@ class EnginePool:
             self._closed = True
             for name in tuple(self._mapped):
                 self._unmap(name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _place(self, name: str) -> _Place:
         if name not in self._places:

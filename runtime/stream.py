@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
+from .closing import Closing
 from .fair_lock import FairLock
 from .loop import BatchLoop
 from .sequence import Completion, Piece, Request
 
 
-class TokenStream(Iterator[str]):
+class TokenStream(Closing, Iterator[str]):
     """Text pieces of one request. Made by `SpikeEngine.stream`; begins when first read.
 
     Closing it (or dropping it, or leaving its `with` block) ends the request.
@@ -102,17 +102,6 @@ class TokenStream(Iterator[str]):
                 self._loop.sweep()
             finally:
                 self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         # May run anywhere, also in a thread that holds the lock: only leave a mark.

@@ -24,8 +24,8 @@ std::span<const CpuFeature> cpu_features();
 /// costs its tier and those above.
 CpuTier best_tier(const std::function<bool(const CpuFeature&)>& has);
 
-/// Best tier of this CPU, lowered by the environment variable SPIKE_CPU, the name
-/// of a tier. std::invalid_argument for another value.
+/// The tier that the environment variable SPIKE_CPU names, or the best one that this CPU has if it
+/// has less; without the variable at most avx512. std::invalid_argument for another value.
 CpuTier cpu_tier();
 
 /// Name of a tier as SPIKE_CPU spells it.

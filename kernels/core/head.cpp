@@ -74,13 +74,12 @@ void head(const Parallel& parallel, const Matrix& w, const float* x, int64_t t, 
     alignas(64) float products[kCallFloats];
     pieces.for_task(task, [&](const Piece& piece) {
       linear_kernels().dot(w, input, piece.group, piece.groups, piece.token, piece.tokens, products);
+      add_bias(piece, w.n, bias, products);
       const int64_t stride = piece.groups * kTileRows, row = piece.group * kTileRows;
       const int64_t rows = std::min(stride, w.n - row);
       for (int64_t i = 0; i < piece.tokens; ++i) {
-        float* logits = products + i * stride;
+        const float* logits = products + i * stride;
         const int64_t token = piece.token + i, place = output.places[token];
-        if (bias != nullptr)
-          for (int64_t r = 0; r < rows; ++r) logits[r] += bias[row + r];
         if (place >= 0) std::copy_n(logits, rows, output.logits + place * w.n + row);
         take_row(logits, rows, row, found.of_task(task)[token]);
       }

@@ -1,7 +1,6 @@
 #include "core/moe.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
