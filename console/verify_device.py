@@ -10,12 +10,12 @@ from ..compiler.engine.manifest import DEVICE_CHECK
 from ..compiler.engine.revise import evidence_in, publish_evidence
 from ..compiler.golden import GoldenReport, GoldenSet, check, thresholds_for
 from ..errors import ExitCode
+from .golden import FLOATS
 from .options import usage
 from .tables import facts
 from .terminal import Terminal
 
 ON_DEVICE = "on device: "
-FLOATS = {"f16": "float16", "bf16": "bfloat16"}
 
 
 def verify_on_device(path: Path, terminal: Terminal) -> int:
@@ -71,7 +71,7 @@ def with_device(evidence: Evidence, report: GoldenReport, device: str) -> Eviden
     ]  # fmt: skip
     return dataclasses.replace(
         evidence,
-        measurements=(*kept, *found),
+        measurements=(*kept, *(row.storable() for row in found)),
         validated_on_gpu=report.passed,
         executed=f"{evidence.executed.split('; ')[0]}; the engine's own kernels ran on {device}",
     )

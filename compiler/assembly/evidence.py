@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,13 +108,6 @@ def _ticks(progress: Progress) -> Callable[[int, int], None]:
     return tick
 
 
-def _storable(row: Measurement) -> float:
-    """JSON has no infinity and no NaN: the worst finite value stands for both."""
-    if math.isfinite(row.value):
-        return row.value
-    return sys.float_info.max if row.better == "lower" else 0.0
-
-
 def evidence_of(report: GoldenReport, set_hash: str, reference: dict[str, str]) -> Evidence:
     """The report's figures against their limits."""
     t = report.thresholds
@@ -132,7 +123,7 @@ def evidence_of(report: GoldenReport, set_hash: str, reference: dict[str, str]) 
     ]
     if report.decode_error is not None:
         rows.append(Measurement("prefill - decode", report.decode_error, t.decode_error))
-    rows = [dataclasses.replace(row, value=_storable(row)) for row in rows]
+    rows = [row.storable() for row in rows]
     return Evidence(
         "passed" if report.passed else "failed",
         golden_set=report.golden,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 
@@ -25,6 +27,12 @@ class Measurement:
         if self.limit is None:
             return True
         return self.value <= self.limit if self.better == "lower" else self.value >= self.limit
+
+    def storable(self) -> Measurement:
+        """JSON has no infinity and no NaN: the worst finite value stands for both."""
+        if math.isfinite(self.value):
+            return self
+        return replace(self, value=sys.float_info.max if self.better == "lower" else 0.0)
 
 
 @dataclass(frozen=True)

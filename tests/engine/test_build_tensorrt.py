@@ -16,6 +16,7 @@ from spikeinfer.compiler.assembly.request import BuildRequest
 from spikeinfer.compiler.engine import EngineDirectory
 from spikeinfer.compiler.engine.network_check import network_problems
 from spikeinfer.compiler.engine.revise import evidence_in, publish_evidence
+from spikeinfer.compiler.engine.schema import encode
 from spikeinfer.compiler.golden import GoldenSet, check
 from spikeinfer.console.inspect import verify
 from spikeinfer.console.terminal import Terminal
@@ -208,9 +209,11 @@ def test_the_device_check_is_what_the_emulation_says(int4: BuildResult) -> None:
     engine = EngineDirectory.open(int4.output_dir)
     right = check(expected, emulated, limits, emulated)
     wrong = check(expected, lambda t: emulated(t)[:, ::-1].copy(), limits)
-    for report, verdict in ((wrong, False), (right, True)):
+    broken = check(expected, lambda t: np.full_like(emulated(t), np.nan), limits)
+    for report, verdict in ((wrong, False), (broken, False), (right, True)):
         evidence = with_device(evidence_in(engine), report, "Fake GPU (sm89)")
         assert evidence.validated_on_gpu is verdict
+        encode(evidence)  # whatever the device gave
     assert "the engine's own kernels ran on Fake GPU (sm89)" in evidence.executed
 
 
