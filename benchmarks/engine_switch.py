@@ -16,10 +16,11 @@ import argparse
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from spikeinfer import EnginePool, SpikeEngine
+from spikeinfer import EnginePool
 from spikeinfer.runtime.stream import TokenStream
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -76,14 +77,11 @@ def by_mapping(pool: EnginePool, names: list[str], count: int) -> None:
     """Each switch maps an engine and takes another one's mapping away."""
     switches, first = [], []
 
-    def answer(engine: SpikeEngine) -> None:
-        engine.complete(PROMPT, max_tokens=1)
-
     for number, name in enumerate(itertools.islice(itertools.cycle(names), count + len(names))):
         begun = time.perf_counter()
         with pool.use(name) as engine:
             taken = time.perf_counter() - begun
-            prompt = seconds(lambda engine=engine: answer(engine))
+            prompt = seconds(partial(engine.complete, PROMPT, max_tokens=1))
         assert pool.mapped == (name,)
         if number >= len(names):  # before, tokenizers were read
             switches.append(taken)

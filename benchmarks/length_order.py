@@ -30,6 +30,7 @@ from spikeinfer.runtime.session import SessionLimits
 from spikeinfer.runtime.simulator import Arrival, Outcome, SimulatedSession, replay
 from spikeinfer.runtime.step_cost import StepCost
 
+FILLING = 400  # requests that keep every seat taken
 LOAD = 0.9
 SEATS = 8
 KINDS = {  # share, prompt tokens, output tokens (medians), distinct ids of the first 16
@@ -133,11 +134,11 @@ class Oracle(LengthOrder):
 
     def __init__(self, policy: LengthPolicy) -> None:
         super().__init__(policy, lambda rows: rows[:, 0])
-        self.seconds, self.most = policy.seconds_per_token, policy.most
 
     def delays(self, requests: Sequence[Request]) -> list[float]:
         """By prompt and answer together."""
-        return [min(request.limit * self.seconds, self.most) for request in requests]
+        policy = self._policy
+        return [min(r.limit * policy.seconds_per_token, policy.most) for r in requests]
 
 
 def run(load: list[Arrival], cost: StepCost, order: LengthOrder) -> Outcome:
@@ -162,8 +163,8 @@ def main() -> None:
     arguments = parse()
     base, token, row, read = arguments.cost
     cost = StepCost(base, token, row, read)
-    full = run(traffic(1000.0, 400, 2), cost, LengthOrder(LengthPolicy()))  # always full
-    rate = LOAD * 400 / full.seconds
+    full = run(traffic(1000.0, FILLING, 2), cost, LengthOrder(LengthPolicy()))  # always full
+    rate = LOAD * FILLING / full.seconds
     lesson, load = (traffic(rate, arguments.requests, seed) for seed in (3, 4))
     plain = first_tokens(run(load, cost, LengthOrder(LengthPolicy())))
     print(f"{rate:.2f} requests/s, FCFS: TTFT mean {plain.mean():.2f} s, max {plain.max():.1f} s")

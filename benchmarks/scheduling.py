@@ -16,7 +16,7 @@ import argparse
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,6 @@ CAPACITY = 4096
 LOADS = (0.3, 0.6, 0.9)
 PROMPT, OUTPUT = (32, 256), (16, 96)
 """Lengths of the simulator's loads, uniform."""
-Observe = Callable[[StepShape, float], None]
 UNCHUNKED = SchedulingPolicy(chunks=ChunkPolicy(slack=math.inf, unmeasured=1 << 30))
 
 
@@ -143,11 +142,11 @@ def prefix(bench: Bench) -> None:
 
 def simulator(bench: Bench, seconds: float, loads: Sequence[float]) -> None:
     """Foretold against measured percentiles."""
-    samples = observed(bench, 3.0)
+    samples = calibration(bench)
     for share in loads:
         load = bench.load(share * capacity(fit(samples)), seconds)
         found = bench.run(load, bench.loop())
-        after = observed(bench, 3.0)
+        after = calibration(bench)
         around = [*samples, *after]
         cost = fit(around)
         noise = [taken / cost.seconds(shape) for shape, taken in around]
@@ -166,20 +165,24 @@ def simulator(bench: Bench, seconds: float, loads: Sequence[float]) -> None:
         samples = after
 
 
-def observed(bench: Bench, seconds: float) -> list[tuple[StepShape, float]]:
+def calibration(bench: Bench) -> list[tuple[StepShape, float]]:
     """Steps of few requests at a time and of many, and what they took."""
+    return [*observed(bench, 2.0, 1.5), *observed(bench, 6.0, 1.5)]
+
+
+def observed(bench: Bench, rate: float, span: float) -> list[tuple[StepShape, float]]:
+    """Steps under `rate` requests a second for so many seconds, and what they took."""
     found: list[tuple[StepShape, float]] = []
-    for rate, span in ((2.0, seconds / 2), (6.0, seconds / 2)):
-        loop = bench.loop()
-        costs = loop.scheduler.costs
-        learn = costs.observe
+    loop = bench.loop()
+    costs = loop.scheduler.costs
+    learn = costs.observe
 
-        def observe(shape: StepShape, taken: float, learn: Observe = learn) -> None:
-            found.append((shape, taken))
-            learn(shape, taken)
+    def observe(shape: StepShape, taken: float) -> None:
+        found.append((shape, taken))
+        learn(shape, taken)
 
-        costs.observe = observe  # type: ignore[method-assign]
-        bench.run(bench.load(rate, span), loop)
+    costs.observe = observe  # type: ignore[method-assign]
+    bench.run(bench.load(rate, span), loop)
     return found
 
 

@@ -36,7 +36,7 @@ from ..errors import SpikeError
 VERSION = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 ELSEWHERE = ("model", "output_dir", "dump_ir", "dry_run", "calibration", "imatrix", "timing_cache",
-             "golden",              "thresholds", "without", "pass_options", "formats")  # fmt: skip
+             "golden", "thresholds", "without", "pass_options", "formats")  # fmt: skip
 """Of this run, or said in a section of their own."""
 SECTIONS = ("version", "build", "passes", "formats", "golden")
 NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}

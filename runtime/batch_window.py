@@ -38,7 +38,7 @@ class WindowPolicy:
     decrease: float = 0.5
 
     def __post_init__(self) -> None:
-        require_real("objective", 0.0 if self.objective is None else self.objective)
+        require_real("objective", self.objective, optional=True)
         require_real("least", self.least)
         require_real("most", self.most, least=self.least)
         require_real("increase", self.increase)

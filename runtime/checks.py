@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
+from typing import SupportsFloat
 
 from ..errors import SpikeError
 
@@ -22,11 +23,20 @@ def require_count(name: str, value: object, optional: bool = True) -> None:
 
 
 def require_real(
-    name: str, value: object, least: float = 0.0, most: float = math.inf, finite: bool = True
+    name: str,
+    value: object,
+    least: float = 0.0,
+    most: float = math.inf,
+    finite: bool = True,
+    optional: bool = False,
 ) -> None:
-    """A number of least <= number <= most; SpikeError SPK608 otherwise (NaN is none)."""
+    """A number of least <= number <= most (NaN is none), or None where that is one's choice;
+    SpikeError SPK608 otherwise.
+    """
+    if value is None and optional:
+        return
     if isinstance(value, Real) and not isinstance(value, bool):
-        number = _as_float(value)
+        number = as_float(value)
         if least <= number <= most and (math.isfinite(number) or not finite):
             return
     upper = f"at most {most:g}" if most < math.inf else "finite" if finite else "or inf"
@@ -39,8 +49,9 @@ def require_instance(name: str, value: object, kind: type, optional: bool = Fals
         raise out_of_range(name, value, f"a {kind.__name__}")
 
 
-def _as_float(value: Real) -> float:
+def as_float(value: SupportsFloat) -> float:
+    """The number; infinity for a whole one beyond any float."""
     try:
         return float(value)
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:
         return math.inf

@@ -34,7 +34,7 @@ class ChunkPolicy:
 
     def __post_init__(self) -> None:
         require_real("slack", self.slack, finite=False)
-        require_real("seconds", 0.0 if self.seconds is None else self.seconds, finite=False)
+        require_real("seconds", self.seconds, finite=False, optional=True)
         require_count("unmeasured", self.unmeasured, optional=False)
 
     def most(self, model: CostModel, decoding: StepShape, start: int, left: int) -> int:

@@ -82,7 +82,7 @@ class SpikeEngine(Closing):
     ) -> None:
         _require_device(device_map)
         require_count("max_num_tokens", max_num_tokens)
-        _require_policies(scheduling, kv_tier)
+        require_policies(scheduling, kv_tier)
         options = LoadOptions(quant_config, max_seq_len, threads, kv_cache_memory)
         source = engine_at(_one_path(path, model_path), quant_config, max_seq_len)
         loaded = load_engine(EngineDirectory.open(source, verify), options)
@@ -97,6 +97,7 @@ class SpikeEngine(Closing):
         kv_tier: TierOptions | None = None,
     ) -> Self:
         """An engine over parts that are there already (another executor, a test's model)."""
+        require_policies(scheduling, kv_tier)
         engine = cls.__new__(cls)
         engine._set_up(loaded, max_num_tokens, scheduling, kv_tier)
         return engine
@@ -108,7 +109,6 @@ class SpikeEngine(Closing):
         scheduling: SchedulingPolicy | None,
         kv_tier: TierOptions | None,
     ) -> None:
-        _require_policies(scheduling, kv_tier)
         self._loaded = loaded
         self._limits = loaded.session.limits
         self._loop = BatchLoop(loaded.session, max_num_tokens, scheduling, kv_tier)
@@ -298,7 +298,8 @@ def _require_device(device_map: str) -> None:
         )
 
 
-def _require_policies(scheduling: object, kv_tier: object) -> None:
+def require_policies(scheduling: object, kv_tier: object) -> None:
+    """Policies of their own kinds, or none; SpikeError SPK608 otherwise."""
     require_instance("scheduling", scheduling, SchedulingPolicy, optional=True)
     require_instance("kv_tier", kv_tier, TierOptions, optional=True)
 

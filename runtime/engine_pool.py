@@ -20,9 +20,9 @@ from typing import TypedDict, Unpack
 from ..compiler.engine.directory import EngineDirectory
 from ..errors import ExitCode, SpikeError
 from .build_cache import engine_at, require_model
-from .checks import require_count, require_instance, require_real
+from .checks import require_count, require_real
 from .closing import Closing
-from .engine import SpikeEngine
+from .engine import SpikeEngine, require_policies
 from .kv_tier import TierOptions
 from .loading import LoadedEngine, LoadOptions, load_engine, mapped_bytes
 from .scheduler import SchedulingPolicy
@@ -78,8 +78,7 @@ class EnginePool(Closing):
     ) -> None:
         require_count("memory", memory, optional=False)
         require_count("max_num_tokens", options.get("max_num_tokens"))
-        require_instance("scheduling", options.get("scheduling"), SchedulingPolicy, optional=True)
-        require_instance("kv_tier", options.get("kv_tier"), TierOptions, optional=True)
+        require_policies(options.get("scheduling"), options.get("kv_tier"))
         self._memory = memory
         self._options = options
         self._loading = LoadOptions(
@@ -230,7 +229,8 @@ class EnginePool(Closing):
             return self._taken() - sum(self._idle().values())
 
         if not self._await(lambda: in_use() <= most, deadline):
-            used = ", ".join(other for other in self._mapped if other not in self._idle())
+            idle = self._idle()
+            used = ", ".join(other for other in self._mapped if other not in idle)
             raise _no_room(name, size, f"of {self._memory:,} bytes too many are in use by {used}")
         for other in self._idle():
             if self._taken() > most:

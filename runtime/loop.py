@@ -203,14 +203,13 @@ class BatchLoop:
             turns = [Turn(share) for share in self.scheduler.plan(now)]
             add_drafts(turns, self._budget, self._limits, self.pool)
             return turns
-        except BaseException as error:
-            if isinstance(error, Exception):  # it would come again: they end
-                cause = f"planning it, {type(error).__name__}: {error}"
-                self._fail(known, error if isinstance(error, SpikeError) else step_failed(cause))
+        except Exception as error:  # it would come again: they end
+            self._fail(known, error, "planning it, ")
             self.scheduler.start_over(known)
-            if not isinstance(error, Exception):  # an interrupt
-                raise
             return []
+        except BaseException:  # an interrupt
+            self.scheduler.start_over(known)
+            raise
 
     def _take_turns(self, turns: Sequence[Turn]) -> bool:
         """Run the step and give everybody what it found; whoever can't go on ends.
@@ -227,8 +226,7 @@ class BatchLoop:
                 settle(turns, found)
             return True
         except Exception as error:  # whatever it was: a reader must never wait for ever
-            cause = f"{type(error).__name__}: {error}"
-            self._fail(requests, error if isinstance(error, SpikeError) else step_failed(cause))
+            self._fail(requests, error)
             return False
         except BaseException:  # an interrupt of the thread that runs everybody's step
             if ran:  # who has drawn, advanced or been counted is unknown
@@ -256,8 +254,13 @@ class BatchLoop:
                 self._counters.count_prompt(turn.request)
                 self.scheduler.window.observe(clock.first - clock.submitted)
 
-    def _fail(self, requests: Sequence[Request], error: SpikeError) -> None:
-        """A failed step leaves the cache of its sequences unknown: they all end."""
+    def _fail(self, requests: Sequence[Request], error: Exception, doing: str = "") -> None:
+        """A failed step leaves the cache of its sequences unknown: they all end.
+
+        `doing`: what failed with an error that is none of ours, if not the step itself.
+        """
+        if not isinstance(error, SpikeError):
+            error = step_failed(f"{doing}{type(error).__name__}: {error}")
         for request in requests:
             request.finish("error", error)
 

@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from ..errors import SpikeError
+from .checks import as_float
 
 Speculative = Literal["off", "prompt_lookup", "auto"]
 
@@ -200,10 +201,7 @@ def _is_bias(bias: object) -> bool:
 
 
 def _finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond any float
-        return False
+    return math.isfinite(as_float(value))
 
 
 def _require(holds: bool, name: str, params: SamplingParams, wanted: str) -> None:
