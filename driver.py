@@ -323,10 +323,7 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
         model = emit_onnx(graph, written.tensors, WEIGHTS, rows, request.tokens_per_block)
         writer.write(MODEL, model.SerializeToString(deterministic=True))
         _copy_tokenizer(checkpoint, writer)
-        measured = {
-            RELATIVE_ERROR: written.errors,
-            **(work.solver.figures() if work.solver else {}),
-        }
+        measured = _measured(work, written.errors)
         config = engine_config(
             request, checkpoint, graph, weights.specs, work.reports, plan, work.memory, measured
         )
@@ -337,9 +334,7 @@ def _assemble(work: _Build, plan: StoragePlan, size: int, tell: Progress) -> Bui
             )
         if evidence is None:
             return None
-        _record(work, writer, evidence)
-        tell.phase("publish")
-        manifest = writer.publish()
+        manifest = _publish(work, writer, evidence, tell)
     return BuildResult(
         request.output_dir, config, evidence, work.reports, plan, size, work.memory, manifest
     )
@@ -368,16 +363,13 @@ def _assemble_tensorrt(
         writer.write(NETWORK, network.json().encode())
         network.check_set(checkpoint, work.longest).save(writer.path)
         _copy_tokenizer(checkpoint, writer)
-        figures = work.solver.figures() if work.solver else {}
-        measured = {RELATIVE_ERROR: network.constants.errors, **figures}
+        measured = _measured(work, network.constants.errors)
         spec = network.spec(built.version)
         config = engine_config(
             request, checkpoint, graph, (), work.reports, plan, work.memory, measured, spec
         )
         writer.stage(config, provenance(request, checkpoint))
-        _record(work, writer, evidence)
-        tell.phase("publish")
-        manifest = writer.publish()
+        manifest = _publish(work, writer, evidence, tell)
     return BuildResult(
         request.output_dir, config, evidence, work.reports, plan, size, work.memory, manifest
     )
@@ -425,14 +417,21 @@ def _gate(work: _Build, open_scorers: Callable[[], Scorers], tell: Progress) -> 
     return evidence
 
 
-def _record(work: _Build, writer: EngineWriter, evidence: Evidence) -> None:
-    """Adds the evidence to the staged engine.
+def _measured(work: _Build, errors: Mapping[str, float]) -> dict[str, object]:
+    """Figures per tensor for the engine's report."""
+    return {RELATIVE_ERROR: errors, **(work.solver.figures() if work.solver else {})}
+
+
+def _publish(work: _Build, writer: EngineWriter, evidence: Evidence, tell: Progress) -> Manifest:
+    """Adds the evidence to the staged engine and publishes that.
 
     Raises SPK580 (exit 4) if it is too far from its source.
     """
     writer.record(evidence, work.solver.pareto() if work.solver else None)
     if evidence.status == "failed":
         raise _too_far(work, evidence)
+    tell.phase("publish")
+    return writer.publish()
 
 
 def _too_far(work: _Build, evidence: Evidence) -> SpikeError:

@@ -19,15 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compiler.engine.config import EngineConfig, TensorRtSpec
+from ..compiler.engine.config import LINEAR_INPUTS, LOGITS, EngineConfig, TensorRtSpec
 from ..errors import ExitCode, SpikeError
 from .cuda import Gpu, OutOfDeviceMemory
 from .session import BestLogits, SessionLimits, StepInputs, best_of, step_failed
 
-INTEGERS = ("tokens", "positions", "write_indices", "kv_lens", "logit_rows")
-"""int32 inputs: ``[B, S]``, ``[B, S]``, ``[B]``, ``[B]``, ``[B, R]``."""
-LOGITS = "logits"
-"""float32 output ``[B, R, V]``."""
 ALIGNMENT = 256
 DTYPES = {"f16": "HALF", "bf16": "BF16", "f32": "FLOAT"}
 """Our name of a cache's element type -> TensorRT's."""
@@ -152,7 +148,7 @@ class TensorRtSession:
             self._caches[pair] = (shape, row_bytes, self._gpu.allocate(rows * row_bytes))
         most = max(p.batches[-1] * p.steps[-1] for p in spec.profiles)
         self._integer_bytes = -(-4 * most // ALIGNMENT) * ALIGNMENT
-        size = len(INTEGERS) * self._integer_bytes
+        size = len(LINEAR_INPUTS) * self._integer_bytes
         self._integers, self._staged = self._gpu.allocate(size), self._gpu.host_array(size)
         most = max(p.batches[-1] * p.logit_rows[-1] for p in spec.profiles)
         size = most * 4 * self._limits.vocab_size
@@ -162,7 +158,7 @@ class TensorRtSession:
         """The logits of one execution, float32 ``[B, R, V]``, valid until the next one."""
         context = self._contexts[run.profile]
         batch, rows = run.arrays["logit_rows"].shape
-        for index, name in enumerate(INTEGERS):
+        for index, name in enumerate(LINEAR_INPUTS):
             self._bind_integers(context, name, run.arrays[name], index * self._integer_bytes)
         for pair, (shape, row_bytes, base) in self._caches.items():
             address = base + run.first_row * row_bytes
@@ -170,7 +166,7 @@ class TensorRtSession:
             _require(context.set_tensor_address(pair.input, address), pair.input)
             _require(context.set_tensor_address(pair.output, address), pair.output)
         _require(context.set_tensor_address(LOGITS, self._logits), LOGITS)
-        used = (len(INTEGERS) - 1) * self._integer_bytes + run.arrays["logit_rows"].nbytes
+        used = (len(LINEAR_INPUTS) - 1) * self._integer_bytes + run.arrays["logit_rows"].nbytes
         self._gpu.copy_in(self._integers, self._staged[:used])
         if not context.execute_async_v3(self._gpu.stream):
             raise step_failed(f"TensorRT did not run the {run.profile} step.")
@@ -349,7 +345,7 @@ def _check_interface(trt: Any, engine: Any, config: EngineConfig, model: Path) -
     spec, modes = linear_spec(config), trt.TensorIOMode
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     found = {n for n in names if engine.get_tensor_mode(n) == modes.INPUT}
-    inputs = {*INTEGERS, *(pair.input for pair in spec.aliases)}
+    inputs = {*LINEAR_INPUTS, *(pair.input for pair in spec.aliases)}
     outputs = {LOGITS, *(pair.output for pair in spec.aliases)}
     differing = (found ^ inputs) | ((set(names) - found) ^ outputs)
     if not differing:
@@ -358,7 +354,7 @@ def _check_interface(trt: Any, engine: Any, config: EngineConfig, model: Path) -
             for state in config.spike.states
             for name in (state.input, state.output)
         }
-        element |= dict.fromkeys(INTEGERS, trt.DataType.INT32) | {LOGITS: trt.DataType.FLOAT}
+        element |= dict.fromkeys(LINEAR_INPUTS, trt.DataType.INT32) | {LOGITS: trt.DataType.FLOAT}
         differing |= {n for n, kind in element.items() if engine.get_tensor_dtype(n) != kind}
         differing |= {p.output for p in spec.aliases
                       if engine.get_aliased_input_tensor(p.output) != p.input}  # fmt: skip

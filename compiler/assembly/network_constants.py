@@ -20,16 +20,25 @@ import torch
 from ...kernels import Format, quantize
 from ..backends.tensorrt import Int4Matrix
 from ..frontend.checkpoint import Checkpoint
-from ..ir import Constant, Graph
+from ..ir import Constant, DType, Graph
+from ..ir.primitives import TORCH_DTYPE
 from ..quantize import CHUNK_ELEMENTS, ErrorMeter
 from ..quantize.int4 import INT4_SYM, signed_nibbles
 from ..quantize.store import as_f32, raise_if_unrepresentable
-from .weights import ARRAY, Importance, Ready, all_alike, nothing_ready, shape, source_values
+from .weights import (
+    ARRAY,
+    Importance,
+    Ready,
+    all_alike,
+    nothing_ready,
+    parameters,
+    shape,
+    source_values,
+)
 
 Array = npt.NDArray[Any]
 FLOATS = {"f32": np.float32, "f16": np.float16, "bf16": np.float32, ARRAY: np.float32}
 """How a float format is kept here; numpy has no bf16, so its values are kept as f32."""
-HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -66,9 +75,7 @@ class NetworkConstants:
 
         Raises SpikeError SPK403 for values that cannot be stored.
         """
-        for const in self._graph.constants.values():
-            if const.parameter is None:
-                continue
+        for const in parameters(self._graph):
             before = self._file.tell()
             if const.format == INT4_SYM:
                 self._places[const.name] = self._int4(const, checkpoint, ready, importance, threads)
@@ -91,7 +98,9 @@ class NetworkConstants:
 
     def _floats(self, const: Constant, checkpoint: Checkpoint) -> _Place:
         values = source_values(const, checkpoint)
-        name, half = const.parameter or const.name, HALVES.get(const.format)
+        name, half = const.parameter or const.name, None
+        if const.format in ("f16", "bf16"):
+            half = TORCH_DTYPE[DType(const.format)]
         place = _Place(self._file.tell(), FLOATS[const.format], shape(const))
         meter = ErrorMeter()
         for first, rows in _rows(values.reshape(-1, values.shape[-1])):

@@ -147,6 +147,11 @@ class BuildRequest:
         return self.backend == "tensorrt" and self.quantization.lower().startswith("fp8")
 
     @property
+    def half(self) -> str:
+        """The 16-bit type that a TensorRT engine computes in and keeps caches in."""
+        return "f16" if self.dtype == "float16" else "bf16"
+
+    @property
     def budgeted(self) -> bool:
         """Whether formats are chosen by a quality budget, instead of by `quantization`."""
         return any(v is not None for v in (self.max_kl, self.max_bpw, self.max_size))
@@ -169,7 +174,7 @@ class BuildRequest:
         if self.dtype not in HALVES:
             raise _no_tensorrt(f"computes in half precision, not {self.dtype}",
                                "Use --dtype float16 or bfloat16.")  # fmt: skip
-        half = "f16" if self.dtype == "float16" else "bf16"
+        half = self.half
         if self.kv_cache_dtype not in ("auto", half):
             raise _no_tensorrt(f"has caches of its own element type, {half}",
                                "Leave --kv-cache-dtype out.")  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ...errors import SpikeError
 from ...passes.base import PassReport
 from ..backends import state_names
+from ..backends.tensorrt import installed_version
 from ..engine import (
     BuildConfig,
     EngineConfig,
@@ -92,7 +93,7 @@ def sequence_limit(request: BuildRequest, checkpoint: Checkpoint) -> int:
 def kv_format(request: BuildRequest, quantization: Quantization) -> str:
     """Format of the cache: as asked for; by default f32 only where everything else is f32."""
     if request.backend == "tensorrt":
-        return "f16" if request.dtype == "float16" else "bf16"
+        return request.half
     if not request.enable_streaming:
         return "f32"
     if request.kv_cache_dtype != "auto":
@@ -296,7 +297,7 @@ def provenance(request: BuildRequest, checkpoint: Checkpoint) -> Provenance:
             versions[package] = "missing"
     differing: tuple[str, ...] = ()
     if request.backend == "tensorrt":
-        versions["tensorrt-rtx"] = version("tensorrt-rtx")
+        versions["tensorrt-rtx"] = installed_version()
         differing = (MODEL,)
     return Provenance(
         checkpoint.source_hash(), request.options(), versions, not_reproducible=differing

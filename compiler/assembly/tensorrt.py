@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -188,7 +187,7 @@ def plan_document(network: Network, storage: StoragePlan) -> bytes:
             "bytes": memory_report(network.plan).to_json(),
             "storage": storage.table(),
             "relative error": network.constants.errors,
-            "network": json.loads(network.json()),
+            "network": network.plan.document(network.constants),
         }
     )  # fmt: skip
 

@@ -132,6 +132,12 @@ class AliasSpec:
     output: str
 
 
+LINEAR_INPUTS = ("tokens", "positions", "write_indices", "kv_lens", "logit_rows")
+LOGITS = "logits"
+"""A step over linear caches: int32 inputs ``[B, S]``, ``[B, S]``, ``[B]``, ``[B]``, ``[B, R]``, and
+the float32 output ``[B, R, V]``."""
+
+
 @dataclass(frozen=True)
 class TensorRtSpec:
     """What a TensorRT engine was built by and for.

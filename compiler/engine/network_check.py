@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from .config import EngineConfig
+from .config import LINEAR_INPUTS, LOGITS, EngineConfig
 from .directory import EngineDirectory
 from .manifest import NETWORK
 from .schema import SchemaError, parse, plain
-
-INPUTS = ("tokens", "positions", "write_indices", "kv_lens", "logit_rows")
-LOGITS = "logits"
 
 
 def network_problems(engine: EngineDirectory) -> list[str]:
@@ -37,7 +34,7 @@ def _problems(network: Mapping[str, Any], config: EngineConfig) -> Iterator[str]
     if profiles != plain(spec.profiles):
         yield "its profiles differ"
     pairs = [(a.input, a.output) for a in spec.aliases]
-    if {t["name"] for t in network["inputs"]} != {*INPUTS, *(source for source, _ in pairs)}:
+    if {t["name"] for t in network["inputs"]} != {*LINEAR_INPUTS, *(source for source, _ in pairs)}:
         yield "its inputs are not those of a step"
     if {t["name"] for t in network["outputs"]} != {LOGITS, *(sink for _, sink in pairs)}:
         yield "its outputs are not logits and caches"

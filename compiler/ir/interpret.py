@@ -105,7 +105,7 @@ class Interpreter:
             return [self._append(node, operands)]
         if node.op == "paged_attention":
             return [self._paged(node, operands)]
-        attrs = {name: _concrete(attribute(node, name), sizes) for name in op_of(node).attrs}
+        attrs = {name: concrete(attribute(node, name), sizes) for name in op_of(node).attrs}
         result = OPS[node.op].reference(*operands, **attrs)
         return list(result) if isinstance(result, tuple) else [result]
 
@@ -179,7 +179,8 @@ def _unify(name: str, shape: tuple[Dim, ...], tensor: Tensor, sizes: dict[str, i
             raise ValueError(f"{name}: dimension {dim} is {size}")
 
 
-def _concrete(attr: object, sizes: dict[str, int]) -> object:
+def concrete(attr: object, sizes: dict[str, int]) -> object:
+    """An attribute with every symbolic dimension in it worked out."""
     if isinstance(attr, tuple):
-        return tuple(_concrete(a, sizes) for a in attr)
+        return tuple(concrete(a, sizes) for a in attr)
     return evaluate_dim(attr, sizes) if isinstance(attr, SymDim) else attr

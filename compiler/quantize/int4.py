@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 INT4_SYM = "int4_sym"
-BLOCK_SIZE, BLOCK_BYTES = 32, 18
+BLOCK_BYTES = 18
 
 
 def signed_nibbles(

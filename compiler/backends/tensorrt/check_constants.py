@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...ir import Constant, Graph
-from .constants import INT4_FORMAT, Constants, Int4Matrix, rounded
+from .constants import INT4_FORMAT, Constants, Int4Matrix, digest, rounded
 from .finding import Finding
 from .read import ReadLayer, ReadNetwork
 from .target import Target
@@ -69,25 +68,24 @@ def _same(
     for layer in layers:
         dtype = network.tensors[layer.output].dtype
         parts.add("scales" if ".scales" in layer.output else dtype)
-        problem = _type_problem(const, layer, dtype, target)
+        problem = _type_problem(const, dtype, target)
         if problem:
             yield Finding(f"@{const.name}", problem)
             continue
-        wanted = _expected(values, layer, dtype)
+        wanted = _expected(values, dtype)
         assert layer.array is not None
         if layer.array.shape[-wanted.ndim :] != wanted.shape:
             shape = list(layer.array.shape)
             yield Finding(f"@{const.name}", f"it has shape {shape}, not {list(wanted.shape)}")
-        elif _digest(layer.array) != _digest(wanted):
+        elif (found := digest(layer.array)) != (right := digest(wanted)):
             yield Finding(
-                f"@{const.name}",
-                f"its bytes have SHA-256 {_digest(layer.array)[:16]}, not {_digest(wanted)[:16]}",
+                f"@{const.name}", f"its bytes have SHA-256 {found[:16]}, not {right[:16]}"
             )
     if const.format == INT4_FORMAT and parts != {"int4", "scales"}:
         yield Finding(f"@{const.name}", f"it is stored as {', '.join(sorted(parts))}")
 
 
-def _type_problem(const: Constant, layer: ReadLayer, dtype: str, target: Target) -> str:
+def _type_problem(const: Constant, dtype: str, target: Target) -> str:
     """Why a constant may not be stored in this type."""
     half = target.dtype.value
     if const.format == INT4_FORMAT:
@@ -99,15 +97,9 @@ def _type_problem(const: Constant, layer: ReadLayer, dtype: str, target: Target)
     return ""
 
 
-def _expected(
-    values: npt.NDArray[Any] | Int4Matrix, layer: ReadLayer, dtype: str
-) -> npt.NDArray[Any]:
+def _expected(values: npt.NDArray[Any] | Int4Matrix, dtype: str) -> npt.NDArray[Any]:
     if not isinstance(values, Int4Matrix):
         return rounded(values, dtype)
     if dtype == "int4":
         return np.ascontiguousarray(values.packed)
     return values.stored_scales(dtype)
-
-
-def _digest(array: npt.NDArray[Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()

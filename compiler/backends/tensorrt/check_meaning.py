@@ -22,12 +22,12 @@ from ...ir import (
     Node,
     Operand,
     Shape,
-    SymDim,
     Value,
     attribute,
     evaluate_dim,
     op_of,
 )
+from ...ir.interpret import concrete
 from .check_constants import source
 from .constants import Constants, Int4Matrix, rounded, widened
 from .meaning import evaluate
@@ -36,7 +36,6 @@ from .read import ReadLayer, ReadNetwork
 from .target import Target
 
 BATCH, STEP, ROWS = 2, 3, 2
-STEP_INPUTS = ("tokens", "positions", "write_indices", "kv_lens", "logit_rows")
 
 
 @dataclass
@@ -243,7 +242,7 @@ class Pieces:
     def _run(self, node: Node, operands: list[Tensor | float]) -> list[Tensor]:
         if node.op == "kv_append":
             return [self._append(node, operands[0])]
-        attrs = {n: _concrete(attribute(node, n), self.sizes) for n in op_of(node).attrs}
+        attrs = {n: concrete(attribute(node, n), self.sizes) for n in op_of(node).attrs}
         if node.op == "attention":
             return [self._attend(operands, attrs)]
         result = OPS[node.op].reference(*operands, **attrs)
@@ -279,9 +278,3 @@ def random(name: str, shape: Iterable[int], dtype: DType) -> Tensor:
         return torch.randint(0, 1 << 20, sizes, generator=source)
     scale = 10 ** (-3 * torch.rand((*sizes[:-1], 1), generator=source))
     return torch.randn(sizes, generator=source) * scale
-
-
-def _concrete(attr: object, sizes: dict[str, int]) -> object:
-    if isinstance(attr, tuple):
-        return tuple(_concrete(a, sizes) for a in attr)
-    return evaluate_dim(attr, sizes) if isinstance(attr, SymDim) else attr

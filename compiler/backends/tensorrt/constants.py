@@ -6,6 +6,7 @@ must be the same numbers.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +16,8 @@ import numpy.typing as npt
 import torch
 
 from ....errors import ExitCode, SpikeError
+from ...ir import DType
+from ...ir.primitives import TORCH_DTYPE
 
 if TYPE_CHECKING:
     from .plan import Stored
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
 INT4_FORMAT = "int4_sym"
 INT4_BLOCK = 32
 _INTEGERS = {"i32": np.int32, "bool": np.bool_}
-_TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def rounded(values: npt.NDArray[Any], dtype: str, name: str = "") -> npt.NDArray
         return np.ascontiguousarray(values, _INTEGERS[dtype])
     array = np.ascontiguousarray(values, np.float32)
     exact = torch.from_numpy(array if array.flags.writeable else array.copy())
-    kept = exact.to(_TORCH[dtype])
+    kept = exact.to(TORCH_DTYPE[DType(dtype)])
     if not bool(torch.isfinite(kept).all()):
         largest = float(exact.abs().nan_to_num(float("inf")).max())
         raise _unstorable(
@@ -115,9 +117,9 @@ def stored_array(stored: Stored, constants: Constants) -> npt.NDArray[Any]:
     return rounded(values, tensor.dtype, stored.source)
 
 
-def stored_bytes(stored: Stored, constants: Constants) -> bytes:
-    """The bytes of a network constant."""
-    return stored_array(stored, constants).tobytes()
+def digest(array: npt.NDArray[Any]) -> str:
+    """SHA-256 of an array's bytes, in hexadecimal."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 def _literal(stored: Stored) -> npt.NDArray[Any]:

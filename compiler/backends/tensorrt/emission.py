@@ -187,7 +187,7 @@ class Emission:
     def reshape(self, tensor: Tensor, shape: Sequence[Dimension], name: str = "") -> Tensor:
         """Same elements in another shape: at most one dimension may have to be worked out."""
         if tuple(shape) == tensor.shape:
-            return tensor if not name else self.layer("identity", [tensor], shape, name=name)
+            return tensor
         wanted, unknown = list[int](), 0
         for axis, dim in enumerate(shape):
             same = axis < tensor.rank and tensor.shape[axis] == dim
@@ -197,29 +197,29 @@ class Emission:
             raise NoLayersError(f"a reshape of {_show(tensor.shape)} to {_show(shape)}")
         return self.layer("shuffle", [tensor], shape, name=name, reshape=tuple(wanted))
 
-    def transpose(self, tensor: Tensor, perm: Sequence[int], name: str = "") -> Tensor:
+    def transpose(self, tensor: Tensor, perm: Sequence[int]) -> Tensor:
         """Axis i of the result is axis perm[i]."""
         shape = [tensor.shape[p] for p in perm]
-        return self.layer("shuffle", [tensor], shape, name=name, transpose=tuple(perm))
+        return self.layer("shuffle", [tensor], shape, transpose=tuple(perm))
 
-    def elementwise(self, op: str, x: Tensor, y: Tensor, name: str = "") -> Tensor:
+    def elementwise(self, op: str, x: Tensor, y: Tensor) -> Tensor:
         """A binary op; ranks are equal, ones broadcast; comparisons give bool."""
         shape = [b if a == 1 else a for a, b in zip(x.shape, y.shape, strict=True)]
         dtype = "bool" if op in ("EQUAL", "GREATER", "LESS") else x.dtype
-        return self.layer("elementwise", [x, y], shape, dtype, name=name, op=op)
+        return self.layer("elementwise", [x, y], shape, dtype, op=op)
 
-    def unary(self, op: str, x: Tensor, name: str = "") -> Tensor:
+    def unary(self, op: str, x: Tensor) -> Tensor:
         """A unary op."""
-        return self.layer("unary", [x], x.shape, name=name, op=op)
+        return self.layer("unary", [x], x.shape, op=op)
 
-    def activation(self, op: str, x: Tensor, name: str = "") -> Tensor:
+    def activation(self, op: str, x: Tensor) -> Tensor:
         """An activation."""
-        return self.layer("activation", [x], x.shape, name=name, op=op)
+        return self.layer("activation", [x], x.shape, op=op)
 
-    def reduce(self, op: str, x: Tensor, axis: int, name: str = "") -> Tensor:
+    def reduce(self, op: str, x: Tensor, axis: int) -> Tensor:
         """Along one axis, which stays as 1."""
         shape = [1 if i == axis else d for i, d in enumerate(x.shape)]
-        return self.layer("reduce", [x], shape, name=name, op=op, axis=axis)
+        return self.layer("reduce", [x], shape, op=op, axis=axis)
 
     def dims(self, shape: Shape) -> tuple[Dimension, ...]:
         """A shape of the graph in the network, where a cache always has its capacity."""

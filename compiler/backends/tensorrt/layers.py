@@ -278,12 +278,11 @@ def _layer_norm(emission: Emission, node: Node) -> Tensor:
     x = emission.cast(emission.value(node.value(0)), "f32")
     width = x.shape[-1]
     assert isinstance(width, int)
-    plain = (("weight", 1.0), ("bias", 0.0))
     scale, bias = (
         emission.operand(node.operands[1 + i], "f32", x.rank)
         if len(node.operands) > 1 + i
         else emission.literal((value,) * width, "f32", (1,) * (x.rank - 1) + (width,))
-        for i, (_, value) in enumerate(plain)
+        for i, value in enumerate((1.0, 0.0))  # weight, bias
     )
     return emission.layer(
         "normalization", [x, scale, bias], x.shape, axis=x.rank - 1, eps=attribute(node, "eps")

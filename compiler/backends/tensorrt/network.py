@@ -104,10 +104,6 @@ def _cast(network: Network, inputs: list[Any], layer: Layer, output: Tensor) -> 
     return network.definition.add_cast(inputs[0], network.dtype(output.dtype))
 
 
-def _identity(network: Network, inputs: list[Any], layer: Layer, output: Tensor) -> Any:
-    return network.definition.add_identity(inputs[0])
-
-
 def _dequantize(network: Network, inputs: list[Any], layer: Layer, output: Tensor) -> Any:
     made = network.definition.add_dequantize(*inputs, network.dtype(output.dtype))
     made.axis = layer.attrs["axis"]  # several scales along it: blocks
@@ -233,7 +229,6 @@ _ADD: dict[str, Add] = {
     "dequantize": _dequantize,
     "elementwise": _elementwise,
     "gather": _gather,
-    "identity": _identity,
     "kv_cache_update": _kv_cache_update,
     "matmul": _matmul,
     "normalization": _normalization,

@@ -7,16 +7,14 @@ each, ``R`` rows of logits of each. Element types are spelt as in the IR (``f32`
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .constants import Constants, stored_bytes
+from .constants import Constants, digest, stored_array
 from .target import Profile
 
 PLAN_VERSION = 1
-DYNAMIC = ("B", "S", "R")
 BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "i32": 4.0, "bool": 1.0, "int4": 0.5}
 
 Dimension = int | str
@@ -116,9 +114,10 @@ class NetworkPlan:
 
     def to_json(self, constants: Constants | None = None) -> str:
         """The plan as deterministic JSON; with `constants`, sha256 of the bytes of each."""
-        return json.dumps(self._document(constants), indent=1, sort_keys=True) + "\n"
+        return json.dumps(self.document(constants), indent=1, sort_keys=True) + "\n"
 
-    def _document(self, constants: Constants | None) -> dict[str, object]:
+    def document(self, constants: Constants | None) -> dict[str, object]:
+        """What `to_json` writes."""
         return {
             "version": PLAN_VERSION,
             "name": self.name,
@@ -149,5 +148,5 @@ def _stored(stored: Stored, constants: Constants | None) -> dict[str, object]:
         return entry | {"literal": stored.literal}
     entry |= {"source": stored.source, "part": stored.part}
     if constants is not None:
-        entry["sha256"] = hashlib.sha256(stored_bytes(stored, constants)).hexdigest()
+        entry["sha256"] = digest(stored_array(stored, constants))
     return entry

@@ -21,7 +21,6 @@ _SPELLING = {
     "FLOAT": "f32", "HALF": "f16", "BF16": "bf16", "INT32": "i32", "INT64": "i64", "BOOL": "bool",
     "INT4": "int4", "INT8": "int8", "UINT8": "u8", "FP8": "fp8", "FP4": "fp4",
 }  # fmt: skip
-_NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64, "bool": np.bool_}
 
 _CLASSES = {
     "ACTIVATION": ("IActivationLayer", ("type", "alpha", "beta")),
@@ -95,11 +94,6 @@ class ReadNetwork:
     layers: tuple[ReadLayer, ...]
     tensors: Mapping[str, ReadTensor]
 
-    @property
-    def makers(self) -> dict[str, ReadLayer]:
-        """The layer that makes a tensor, by the tensor's name."""
-        return {name: layer for layer in self.layers for name in layer.outputs}
-
 
 def read_network(definition: Any) -> ReadNetwork:
     """Walks an INetworkDefinition. Raises SpikeError SPK529 for a layer that has no reading."""
@@ -143,7 +137,7 @@ def _layer(layer: Any, tensors: dict[str, ReadTensor]) -> ReadLayer | None:
     name, attributes = _CLASSES[kind]
     layer.__class__ = getattr(trt, name)  # get_layer gives the base class, without attributes
     attrs = {a: _plain(getattr(layer, a)) for a in attributes if _has(layer, a)}
-    array = _values(trt, layer, tensors[outputs[0]]) if kind == "CONSTANT" else None
+    array = _values(layer, tensors[outputs[0]]) if kind == "CONSTANT" else None
     return ReadLayer(kind, layer.name, inputs, outputs, attrs, array)
 
 
@@ -183,7 +177,7 @@ def _plain(value: Any) -> Any:
     return tuple(value)
 
 
-def _values(trt: Any, layer: Any, tensor: ReadTensor) -> npt.NDArray[Any]:
+def _values(layer: Any, tensor: ReadTensor) -> npt.NDArray[Any]:
     """A constant layer's memory, not copied: packed bytes for int4, bits for bf16."""
     weights = layer.weights
     if isinstance(weights, np.ndarray):

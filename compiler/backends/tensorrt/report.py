@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .plan import NetworkPlan
 from .target import Profile
 
-_VIEWS = ("shuffle", "identity", "unsqueeze")
+_VIEWS = ("shuffle", "unsqueeze")
 """Layers whose result may lie in their operand's bytes."""
 
 
