@@ -11,11 +11,13 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, save_model
 from onnx.external_data_helper import set_external_data
-from spikeinfer.kernels import _kernels, ops_library
+from spikeinfer.kernels import _kernels, best_tier, cpu_features, ops_library
 
 EXACT_MEMORY = bool(os.environ.get("SPIKE_EXACT_MEMORY"))
 """Give weights as memory, not as a mapped file: what lies behind a file's end is not seen to be
 read (make test-asan)."""
+
+TIERS = ("scalar", "avx2", "avx512", "avx512_bf16")
 
 OpSession = Callable[..., ort.InferenceSession]
 
@@ -25,6 +27,13 @@ ELEMENT_TYPES = {
     "i32": TensorProto.INT32,
     "i64": TensorProto.INT64,
 }
+
+
+@pytest.fixture(scope="session")
+def tiers() -> tuple[str, ...]:
+    """Those that this CPU has, whatever is in use."""
+    best = best_tier(f.name for f in cpu_features() if f.present)
+    return TIERS[: TIERS.index(best) + 1]
 
 
 def _weights(folder: Path, weights: Mapping[str, np.ndarray]) -> list[TensorProto]:

@@ -122,9 +122,9 @@ def in_tier(tier: str, call: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_no_byte_outside_is_touched(tier: str) -> None:
-    if TIERS.index(tier) > TIERS.index(kernels.cpu_tier()):
-        pytest.skip(f"this CPU, or SPIKE_CPU, has no {tier}")
+def test_no_byte_outside_is_touched(tier: str, tiers: tuple[str, ...]) -> None:
+    if tier not in tiers:
+        pytest.skip(f"this CPU has no {tier}")
     done = in_tier(tier, "m.check_all()")
     assert (done.returncode, done.stdout.strip()) == (0, tier), done.stderr[-2000:]
 

@@ -130,8 +130,8 @@ def digest() -> str:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_every_tier_gives_the_same_bits(tier: str) -> None:
-    if TIERS.index(tier) >= TIERS.index(kernels.cpu_tier()):
+def test_every_tier_gives_the_same_bits(tier: str, tiers: tuple[str, ...]) -> None:
+    if tier == kernels.cpu_tier() or tier not in tiers:
         pytest.skip(f"{tier} is the tier of this run already, or more than this CPU has")
     code = (
         "import importlib.util as u, sys; s = u.spec_from_file_location('t', sys.argv[1]); "
