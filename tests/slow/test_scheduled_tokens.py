@@ -122,8 +122,11 @@ def test_pre_emption_and_cancelled_neighbours(
         assert engine.stats().blocks_owned == 0
 
 
-def test_64_long_requests_in_a_cache_for_two_and_a_half(path: Path) -> None:
-    """None is refused, none waits for ever, and none gets other tokens than alone."""
+def test_64_long_requests_in_a_cache_for_three_prompts(path: Path) -> None:
+    """None is refused, none waits for ever, and none gets other tokens than alone.
+
+    Three are let in, each with a block to spare; not all of them can end without another's blocks.
+    """
     with SpikeEngine(path) as engine:
         text = page(engine)
         prompts = [text[13 * i : 13 * i + LONG_PROMPT] for i in range(64)]
@@ -131,8 +134,9 @@ def test_64_long_requests_in_a_cache_for_two_and_a_half(path: Path) -> None:
         expected = one_by_one(engine, prompts, LONG_TOKENS)
         blocks = engine._loop._session.blocks
         assert blocks is not None
-        rows = engine._limits.recent_blocks + -(-(LONG_PROMPT + LONG_TOKENS) // 32)
-        memory = blocks.block_bytes * max(5 * rows // 2, engine._loop.pool.blocks_for(512))
+        begun = engine._loop.pool.blocks_for(LONG_PROMPT) + 1
+        assert begun < engine._loop.pool.blocks_for(LONG_PROMPT + LONG_TOKENS)
+        memory = blocks.block_bytes * 3 * begun
     with SpikeEngine(path, kv_cache_memory=memory) as engine:
         streams = submitted(engine, prompts, LONG_TOKENS)
         while not engine._loop.idle:
