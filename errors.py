@@ -40,9 +40,12 @@ class SpikeError(Exception):
         remedy: str,
         exit_code: ExitCode = ExitCode.BAD_INPUT,
     ) -> None:
-        super().__init__(f"{code} {where}: {what} {remedy}")
+        super().__init__(code, where, what, remedy, exit_code)  # so that it can be pickled
         self.code = code
         self.where = where
         self.what = what
         self.remedy = remedy
         self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.where}: {self.what} {self.remedy}"

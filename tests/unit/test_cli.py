@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -234,6 +235,13 @@ def test_an_error_is_one_block(spike: Callable[..., Outcome]) -> None:
         "  What to do: Download it again.",
         "  More: spike explain SPK104",
     ]
+
+
+def test_an_error_comes_back_from_another_process_whole() -> None:
+    """One that can't be unpickled leaves a multiprocessing pool waiting for ever."""
+    error = SpikeError("SPK580", "golden gate", "far.", "Look.", ExitCode.GOLDEN_FAILED)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), vars(again)) == ("SPK580 golden gate: far. Look.", vars(error))
 
 
 def test_an_error_as_json(spike: Callable[..., Outcome]) -> None:
