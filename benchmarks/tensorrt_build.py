@@ -130,7 +130,9 @@ def placed(graph: Graph, parameters: Parameters, weights: str, longest: int) -> 
         if isinstance(step, AssignStorage):
             return replace(step, policy=policy, kv_format="f16")
         if isinstance(step, AssignPrecision):
-            return replace(step, dtype="float16", parameters=parameters, longest=longest)
+            return replace(
+                step, dtype="float16", parameters=parameters, longest=longest, round_outputs=True
+            )
         return step
 
     phases = configure(default_pipeline(), without=NOT_FOR_TENSORRT)

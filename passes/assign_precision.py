@@ -31,7 +31,9 @@ after:
 
 Positions up to 8191 times a frequency of 1 give angles whose f16 rounding turns the cosine by
 radians: angle and position stay f32, by their numbers and not by their names. What leaves the
-graph is f32. `compiler/analysis` decides; every decision is a certificate in the report.
+graph is f32. With `round_outputs` an output is a cast of what made it, which may so be rounded: a
+TensorRT head would otherwise read its matrix in f32. `compiler/analysis` decides; every decision is
+a certificate in the report.
 
 Storing rounds too: a matrix that f16 does not hold (or only as subnormal numbers) is stored in f32,
 and so are both caches of an attention whose keys or values do not fit f16.
@@ -45,7 +47,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..compiler.analysis import Analysis, Bound, Certificate, Evidence, Observed
-from ..compiler.ir import DType, Graph, Level, Node, Parameters, Value, attribute
+from ..compiler.ir import Builder, DType, Graph, Level, Node, Parameters, Value, attribute
 from .base import NearMiss, Pass, PassReport
 
 DTYPES = {"float16": DType.F16, "bfloat16": DType.BF16}
@@ -59,6 +61,7 @@ class AssignPrecision(Pass):
         dtype: float16 or bfloat16; float32 leaves the graph as it is.
         analysis: False rounds everything, safe or not (to see what the analysis is for).
         longest: tokens of one sequence.
+        round_outputs: outputs may be rounded before they leave the graph as f32.
         parameters: weights by name; None: decide by the ops' meaning alone.
         observe: measures every value on calibration text; None: decide by proofs alone.
     """
@@ -68,6 +71,7 @@ class AssignPrecision(Pass):
     dtype: str = "float32"
     analysis: bool = True
     longest: int = 8192
+    round_outputs: bool = False
     parameters: Parameters | None = None
     observe: Callable[[Graph], Mapping[int, Observed]] | None = None
 
@@ -82,6 +86,8 @@ class AssignPrecision(Pass):
         target = DTYPES.get(self.dtype)
         if target is None:
             return report
+        if self.round_outputs:
+            _cast_outputs(graph)
         report.certificates = self._certificates(graph, target)
         chosen = {c.value: c for c in report.certificates if c.op != "parameter"}
         for node in graph.nodes:
@@ -105,6 +111,14 @@ class AssignPrecision(Pass):
         analysis = Analysis(graph, Evidence(self.parameters, observed, self.longest))
         _widen_caches(graph, analysis)
         return [*_widened(graph, analysis), *analysis.certificates(graph, target)]
+
+
+def _cast_outputs(graph: Graph) -> None:
+    builder = Builder(graph)
+    for i, value in enumerate(graph.outputs):
+        if value.node is not None and value.dtype is DType.F32:
+            name, scope = f"{value.name}_f32", value.node.scope
+            graph.outputs[i] = builder.emit("cast", [value], scope, name=name, dtype=DType.F32)
 
 
 def _sentence(certificate: Certificate) -> str:

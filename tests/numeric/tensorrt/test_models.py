@@ -66,7 +66,7 @@ def placed(name: str, **more: Any) -> tuple[Graph, dict[str, torch.Tensor]]:
 
     def with_options(step: Pass) -> Pass:
         if isinstance(step, AssignPrecision):
-            options = {"dtype": "float16", "longest": LONGEST}
+            options = {"dtype": "float16", "longest": LONGEST, "round_outputs": True}
             return replace(step, parameters=weights.__getitem__, **options)
         return step
 
@@ -102,6 +102,9 @@ def test_the_network_of_a_model_equals_its_graph(name: str) -> None:
     assert ("attention" in used) == (name not in ("gemma2", "bloom", "deepseek_v3"))
     rotates = name not in ("gpt2", "bloom")
     assert ("rotary_embedding" in used) == rotates
+    widened = next(layer for layer in plan.layers if "logits" in layer.outputs)
+    assert widened.kind == "cast"
+    assert plan.tensors[widened.inputs[0]].dtype == "f16"  # so the head reads an f16 matrix
 
 
 def test_experts_are_refused_by_name() -> None:
