@@ -1,20 +1,24 @@
 """What ordering by expected length wins, in the simulator: with and without each feature.
 
-    .venv/bin/python benchmarks/length_order.py [--out length.onnx] [--requests 1200]
+    .venv/bin/python -P benchmarks/length_order.py [--out length.onnx] [--seeds 12] [--most 5 6]
 
 Traffic of four made-up kinds (chat, extraction from long prompts, articles from short ones,
 templates); a small network (3 x 16 x 1) learns log(output tokens) from one day of it and orders
-another, with the policy's defaults. Beside it an oracle that knows every answer's length, which is
-what a better model could reach, and the same without the bound on waiting. Times are the
-simulator's, so the machine's do not matter. Made-up traffic shows what the mechanism can do, not
-what yours would win: train on your own.
+others, one per seed, with the policy's defaults. Beside it an oracle that knows every answer's
+length, which is what a better model could reach, and other bounds on waiting. Load 0.9: the
+requests of a day come, at random moments, within 1/0.9 of the time that serving them takes if all
+of them wait from the start. Each figure is over first come, first served of the same day; given are
+the mean over the days and their standard deviation. Times are the simulator's, so the machine's do
+not matter. Made-up traffic shows what the mechanism can do, not what yours would win: train on your
+own.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +29,12 @@ from onnx import TensorProto, helper, numpy_helper
 from spikeinfer.runtime.length_order import FEATURES, LengthOrder, LengthPolicy
 from spikeinfer.runtime.loop import BatchLoop
 from spikeinfer.runtime.sampling_params import SamplingParams
+from spikeinfer.runtime.scheduler import SchedulingPolicy
 from spikeinfer.runtime.sequence import Request
 from spikeinfer.runtime.session import SessionLimits
 from spikeinfer.runtime.simulator import Arrival, Outcome, SimulatedSession, replay
 from spikeinfer.runtime.step_cost import StepCost
 
-FILLING = 400  # requests that keep every seat taken
 LOAD = 0.9
 SEATS = 8
 KINDS = {  # share, prompt tokens, output tokens (medians), distinct ids of the first 16
@@ -48,16 +52,25 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="keep the model with all features here")
     parser.add_argument("--cost", type=float, nargs=4, default=(0.0043, 0.0006, 0.0001, 5e-7))
-    parser.add_argument("--requests", type=int, default=1200)
+    parser.add_argument("--requests", type=int, default=1200, help="of a day")
+    parser.add_argument("--seeds", type=int, default=12, help="days")
+    parser.add_argument("--most", type=float, nargs="*", default=[], help="other bounds, seconds")
+    parser.add_argument("--only", nargs="*", default=[], help="orders, by their printed names")
     return parser.parse_args()
 
 
-def traffic(rate: float, count: int, seed: int) -> list[Arrival]:
-    """Poisson arrivals of all kinds."""
+def traffic(count: int, seed: int) -> list[Arrival]:
+    """Poisson arrivals of all kinds, one a second."""
     rng = np.random.default_rng(seed)
-    times = np.cumsum(rng.exponential(1 / rate, count)).tolist()
+    times = np.cumsum(rng.exponential(1.0, count)).tolist()
     names = rng.choice(list(KINDS), count, p=[kind[0] for kind in KINDS.values()]).tolist()
     return [arrival(rng, time, *KINDS[name][1:]) for time, name in zip(times, names, strict=True)]
+
+
+def within(load: list[Arrival], seconds: float) -> list[Arrival]:
+    """The same arrivals within so many seconds."""
+    scale = seconds / load[-1].time
+    return [replace(arrival, time=arrival.time * scale) for arrival in load]
 
 
 def arrival(
@@ -137,8 +150,7 @@ class Oracle(LengthOrder):
 
     def delays(self, requests: Sequence[Request]) -> list[float]:
         """By prompt and answer together."""
-        policy = self._policy
-        return [min(r.limit * policy.seconds_per_token, policy.most) for r in requests]
+        return [request.limit * self._policy.seconds_per_token for request in requests]
 
 
 def run(load: list[Arrival], cost: StepCost, order: LengthOrder) -> Outcome:
@@ -148,14 +160,40 @@ def run(load: list[Arrival], cost: StepCost, order: LengthOrder) -> Outcome:
         num_blocks=4096, block_size=32,
     )  # fmt: skip
     session = SimulatedSession(limits, cost)
-    loop = BatchLoop(session, now=session.now)
+    # No two prompts begin alike.
+    loop = BatchLoop(session, policy=SchedulingPolicy(prefix_cache=False), now=session.now)
     loop.scheduler.lengths = order
     return replay(load, loop, limits.max_seq_len, session.now, session.wait)
 
 
-def first_tokens(outcome: Outcome) -> NDArray[np.float64]:
-    """Times to first token, seconds."""
-    return np.array([completion.timings.tokens[0] for completion in outcome.completions])
+def waits(outcome: Outcome) -> NDArray[np.float64]:
+    """Mean and longest time to first token, longest time in the queue; seconds ``[3]``."""
+    first = [completion.timings.tokens[0] for completion in outcome.completions]
+    queue = [completion.timings.queue for completion in outcome.completions]
+    return np.array([np.mean(first), max(first), max(queue)])
+
+
+def orders(
+    requests: int, bounds: list[float], folder: Path
+) -> dict[str, Callable[[], LengthOrder]]:
+    """What is compared, by name: models with all features and without each, oracles, bounds."""
+    every = list(range(len(FEATURES)))
+    cases = {"all features": every}
+    cases |= {f"without {FEATURES[i]}": [j for j in every if j != i] for i in every}
+    lesson = traffic(requests, 3)
+    found: dict[str, Callable[[], LengthOrder]] = {}
+
+    def add(name: str, path: Path, **policy: float) -> None:
+        # A clock that stands: what is compared is the order, not how fast this machine is.
+        found[name] = lambda: LengthOrder(LengthPolicy(path, **policy), now=lambda: 0.0)
+
+    for name, used in cases.items():
+        add(name, write(train(lesson, used), folder / f"{name}.onnx"))
+    for most in bounds:
+        add(f"all features, bound {most:g} s", folder / "all features.onnx", most=most)
+    found["oracle"] = lambda: Oracle(LengthPolicy())
+    found["oracle without a bound"] = lambda: Oracle(LengthPolicy(most=1e6))
+    return found
 
 
 def main() -> None:
@@ -163,32 +201,36 @@ def main() -> None:
     arguments = parse()
     base, token, row, read = arguments.cost
     cost = StepCost(base, token, row, read)
-    full = run(traffic(1000.0, FILLING, 2), cost, LengthOrder(LengthPolicy()))  # always full
-    rate = LOAD * FILLING / full.seconds
-    lesson, load = (traffic(rate, arguments.requests, seed) for seed in (3, 4))
-    plain = first_tokens(run(load, cost, LengthOrder(LengthPolicy())))
-    print(f"{rate:.2f} requests/s, FCFS: TTFT mean {plain.mean():.2f} s, max {plain.max():.1f} s")
-
-    def show(name: str, order: LengthOrder) -> None:
-        found = first_tokens(run(load, cost, order))
-        print(
-            f"{name}: TTFT mean {found.mean() / plain.mean():.2f}x, "
-            f"max {found.max() / plain.max():.2f}x",
-            flush=True,
-        )
-
-    every = list(range(len(FEATURES)))
-    cases = {"all features": every}
-    cases |= {f"without {FEATURES[i]}": [j for j in every if j != i] for i in every}
+    ratios: dict[str, list[NDArray[np.float64]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, used in cases.items():
-            path = write(train(lesson, used), Path(folder) / "length.onnx")
-            # A model's first answer is slow on a busy machine; what is compared is the order.
-            show(name, LengthOrder(LengthPolicy(path, budget=1.0)))
-            if arguments.out and name == "all features":
-                arguments.out.write_bytes(path.read_bytes())
-    show("oracle", Oracle(LengthPolicy()))
-    show("oracle without a bound", Oracle(LengthPolicy(most=1e6)))
+        cases = orders(arguments.requests, arguments.most, Path(folder))
+        if arguments.only:
+            cases = {name: cases[name] for name in arguments.only}
+        if arguments.out:
+            arguments.out.write_bytes((Path(folder) / "all features.onnx").read_bytes())
+        for seed in range(10, 10 + arguments.seeds):
+            load = traffic(arguments.requests, seed)
+            full = run(within(load, 1e-6), cost, LengthOrder(LengthPolicy())).seconds
+            load = within(load, full / LOAD)
+            plain = waits(run(load, cost, LengthOrder(LengthPolicy())))
+            print(f"{seed}: {len(load) * LOAD / full:.2f} requests/s, first come, first served: "
+                  f"TTFT mean {plain[0]:.2f} s, longest {plain[1]:.1f} s", flush=True)  # fmt: skip
+            for name, order in cases.items():
+                found = waits(run(load, cost, order())) / plain
+                ratios.setdefault(name, []).append(found)
+                print(f"  {name}: {line(found, [''] * 3)}", flush=True)
+    for name, values in ratios.items():
+        spread = [f" +- {deviation:.2f}" for deviation in np.std(values, axis=0)]
+        print(f"{name}: {line(np.mean(values, axis=0), spread)}")
+
+
+def line(ratios: NDArray[np.float64], spread: Sequence[str]) -> str:
+    """Three ratios with what is to be said of each."""
+    names = ("TTFT mean", "longest", "longest in the queue")
+    return ", ".join(
+        f"{name} {ratio:.2f}x{more}"
+        for name, ratio, more in zip(names, ratios, spread, strict=True)
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Who is expected to end soon goes a little earlier: ranks of waiting requests by predicted length.
+"""Who is expected to end soon goes first, for a while: ranks of requests by predicted length.
 
-With a model, every rank begins further back by a bound; a guess of the request's output length then
-moves it forward, to so much per token behind its submission. A rank moves once, before the request
-first runs, so whoever is overtaken is so only by requests that came within the bound after it. When
-the model is slow or returns no numbers, ranks stay at the bound: first come, first served.
+With a model, a request ranks behind its submission by so much per token of its prompt and of the
+guess of its answer, until it has waited for its first token as long as the bound says: then it
+ranks by its submission, as if there were no model. So whoever is overtaken is so only by requests
+that came within the bound after it. (A delay that doesn't end would have to be capped by the same
+bound, and win less.) Where the model is slow or returns no numbers, all are delayed alike: first
+come, first served.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class LengthPolicy:
         budget: seconds the model may take; a slower answer is not used.
         seconds_per_token: behind its submission a request ranks for each token of its prompt and
             of its expected output (short answers to long prompts are no short work).
-        most: seconds behind at most, and as long as nothing is known.
+        most: seconds without a first token after which it ranks by its submission; also how far
+            behind that it ranks as long as nothing is known.
 
     Raises:
         SpikeError: SPK608, a value out of range.
@@ -48,7 +51,7 @@ class LengthPolicy:
     model: str | Path | None = None
     every: float = 0.2
     budget: float = 0.02
-    seconds_per_token: float = 0.01
+    seconds_per_token: float = 0.03
     most: float = 5.0
 
     def __post_init__(self) -> None:
@@ -89,6 +92,11 @@ class LengthOrder:
         """A step took so long."""
         self._steps.append(seconds)
 
+    def overdue(self, request: Request, now: float) -> bool:
+        """Whether a delayed request has waited long enough for its first token."""
+        waits = request.delayed and request.clock.first is None
+        return waits and now - request.clock.submitted >= self._policy.most
+
     def due(self, now: float) -> bool:
         """Whether to look at new requests; at most every `LengthPolicy.every` seconds."""
         if self._predict is None or now < self._last + self._policy.every:
@@ -110,8 +118,7 @@ class LengthOrder:
             self.refused += 1
             return [self.unknown] * len(requests)
         work = tokens + np.array([request.prompt_tokens for request in requests])
-        back = np.minimum(work * self._policy.seconds_per_token, self._policy.most)
-        return [float(seconds) for seconds in back]
+        return [float(seconds) for seconds in work * self._policy.seconds_per_token]
 
     def features(self, request: Request) -> NDArray[np.float32]:
         """What is known of a request before it runs, float32 ``[3]``."""

@@ -110,8 +110,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request; its clock has been started."""
         self._arrivals += 1
-        rank = self._policy.qos.rank(request.qos, request.clock.submitted) + self.lengths.unknown
-        request.rank = (rank, self._arrivals)
+        request.rank = (0.0, self._arrivals)
+        self._delay(request, self.lengths.unknown)
         insort(self.waiting, request, key=_rank)
 
     def hold(self, now: float) -> float:
@@ -155,14 +155,29 @@ class Scheduler:
         self.waiting = sorted((r for r in requests if not r.finished), key=_rank)
 
     def _order(self, now: float) -> None:
-        """Rank new requests by their expected length, each once."""
-        fresh = [request for request in self.waiting if not request.ordered]
-        if not fresh or not self.lengths.due(now):
+        """Rank new requests by their expected length, and the overdue by their submission.
+
+        A rank moves twice at most: the second time to the front of its class, for good.
+        """
+        if not self.lengths.unknown:  # nobody is ever delayed
             return
-        for request, delay in zip(fresh, self.lengths.delays(fresh), strict=True):
-            request.rank = (request.rank[0] - self.lengths.unknown + delay, request.rank[1])
-            request.ordered = True
+        fresh = [request for request in self.waiting if not request.ordered]
+        if fresh and self.lengths.due(now):
+            for request, seconds in zip(fresh, self.lengths.delays(fresh), strict=True):
+                self._delay(request, seconds)
+                request.ordered = True
+        for request in (*self.waiting, *self.running):
+            if self.lengths.overdue(request, now):
+                self._delay(request, 0.0)
+                request.ordered = True  # whatever would be guessed
         self.waiting.sort(key=_rank)
+        self.running.sort(key=_rank)
+
+    def _delay(self, request: Request, seconds: float) -> None:
+        """Rank a request so much behind its place by class and submission."""
+        place = self._policy.qos.rank(request.qos, request.clock.submitted)
+        request.rank = (place + seconds, request.rank[1])
+        request.delayed = seconds > 0
 
     def _admit(self, now: float) -> None:
         while self.waiting and (table := self._seat(self.waiting[0])) is not None:

@@ -163,7 +163,8 @@ class Request:
         self.cache_salt = cache_salt
         self.scores_prompt = params.prompt_logprobs is not None  # every token's logits are wanted
         self.rank = (0.0, 0)  # the scheduler's
-        self.ordered = False  # whether its expected length has moved its rank
+        self.ordered = False  # whether its expected length has been asked for, or it has run
+        self.delayed = False  # whether it ranks behind its submission by its expected length
         self._known = 0  # tokens it had when it was let in
         self.cached_tokens = 0
         self.preemptions = 0
@@ -230,7 +231,7 @@ class Request:
         if self.clock.started is None:
             self.cached_tokens = min(self.computed, self.prompt_tokens)
         self.clock.start(now)
-        self.ordered = True  # from now on its rank stays
+        self.ordered = True
 
     def give_up_cache(self) -> None:
         """It runs no more: its blocks go back, its tokens have to be computed again."""
