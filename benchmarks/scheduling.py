@@ -5,9 +5,10 @@
 stalls: time between tokens of eight streams while a prompt of 2,048 tokens runs, over what it is
 without (p99 and median), with prompts in chunks and without.
 prefix: time to first token of a second request that shares 1,024 tokens, over the first's; medians.
-simulator: step costs, and how much steps differ from them, are learnt from other requests before
-and after each of three loads, which run for real and in the simulator; so much of a machine's speed
-as changes within half a minute is not foretold.
+simulator: three loads in turns, in pieces of a few seconds, each run for real and in the simulator.
+Step costs, and how much steps differ from them, are learnt from other requests right before and
+after each piece, so that a machine whose speed changes from one half minute to the next is
+foretold as it was; percentiles are over all pieces of a load.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quantization", default="q4_k_m", help="of the weights")
     parser.add_argument("--kv-cache", default="f16", help="format of the cache")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals, each load")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of arrivals, each piece")
+    parser.add_argument("--pieces", type=int, default=6, help="of each load")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="of the simulator")
     parser.add_argument("--only", choices=PARTS)
     return parser.parse_args()
@@ -140,34 +142,42 @@ def prefix(bench: Bench) -> None:
     )
 
 
-def simulator(bench: Bench, seconds: float, loads: Sequence[float]) -> None:
+def simulator(bench: Bench, seconds: float, pieces: int, loads: Sequence[float]) -> None:
     """Foretold against measured percentiles."""
+    pairs: dict[float, list[tuple[Outcome, Outcome]]] = {share: [] for share in loads}
     samples = calibration(bench)
-    for share in loads:
-        load = bench.load(share * capacity(fit(samples)), seconds)
-        found = bench.run(load, bench.loop())
-        after = calibration(bench)
-        around = [*samples, *after]
-        cost = fit(around)
-        noise = [taken / cost.seconds(shape) for shape, taken in around]
-        told = simulate(load, bench.engine._limits, cost, noise=noise)
+    for _ in range(pieces):
+        for share in loads:
+            load = bench.load(share * capacity(fit(samples)), seconds)
+            found = bench.run(load, bench.loop())
+            after = calibration(bench)
+            around = [*samples, *after]
+            cost = fit(around)
+            noise = [taken / cost.seconds(shape) for shape, taken in around]
+            told = simulate(load, bench.engine._limits, cost, noise=noise)
+            pairs[share].append((found, told))
+            samples = after
+    for share, outcomes in pairs.items():
+        real, said = (together(side) for side in zip(*outcomes, strict=True))
         cells = []
         for name in ("first_tokens", "between_tokens"):
             for quantile in (0.5, 0.95):
-                real, said = (getattr(o, name)(quantile) for o in (found, told))
-                cells.append(f"{name} p{100 * quantile:.0f} {1e3 * real:.1f} ms"
-                             f" ({said / real - 1:+.0%})")  # fmt: skip
-        steps = [o.stats.step_seconds / o.stats.tokens for o in (told, found)]
-        cells.append(f"step seconds a token {steps[0] / steps[1] - 1:+.0%}")
-        drift = np.mean([s for _, s in after]) / np.mean([s for _, s in samples]) - 1
-        print(f"  load {share}: {len(load)} requests, {', '.join(cells)}; drift {drift:+.0%}",
-              flush=True)  # fmt: skip
-        samples = after
+                measured, foretold = (getattr(o, name)(quantile) for o in (real, said))
+                cells.append(f"{name} p{100 * quantile:.0f} {1e3 * measured:.1f} ms"
+                             f" ({foretold / measured - 1:+.0%})")  # fmt: skip
+        cells.append(f"in all {real.seconds:.0f} s ({said.seconds / real.seconds - 1:+.0%})")
+        print(f"  load {share}: {len(real.completions)} requests, {', '.join(cells)}", flush=True)
+
+
+def together(outcomes: Sequence[Outcome]) -> Outcome:
+    """As if of one load."""
+    completions = [completion for outcome in outcomes for completion in outcome.completions]
+    return Outcome(completions, sum(o.seconds for o in outcomes), outcomes[-1].stats)
 
 
 def calibration(bench: Bench) -> list[tuple[StepShape, float]]:
     """Steps of few requests at a time and of many, and what they took."""
-    return [*observed(bench, 2.0, 1.5), *observed(bench, 6.0, 1.5)]
+    return [*observed(bench, 2.0, 1.0), *observed(bench, 6.0, 1.0)]
 
 
 def observed(bench: Bench, rate: float, span: float) -> list[tuple[StepShape, float]]:
@@ -206,7 +216,7 @@ def main() -> None:
             if arguments.only in (None, "prefix"):
                 prefix(bench)
             if arguments.only in (None, "simulator"):
-                simulator(bench, arguments.seconds, arguments.loads)
+                simulator(bench, arguments.seconds, arguments.pieces, arguments.loads)
 
 
 if __name__ == "__main__":
