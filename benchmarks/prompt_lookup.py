@@ -3,8 +3,10 @@
     .venv/bin/python -P benchmarks/prompt_lookup.py .cache/engines/smollm2 [--runs 7] [--set chat]
 
 Two sets of prompts for a chat model: texts to repeat in part (a correction, a rewrite, a summary
-that quotes, code to change), and plain chat. The answers must be the same, or it stops. A ratio is
-median time without / median time with, of decoding alone; what comes first alternates.
+that quotes, code to change), and plain chat. The answers must be the same, or it stops. Each run
+asks three times, without drafts, without again, and with, in an order that goes round. A ratio is
+the median over the runs of time without / time with, of decoding alone; beside it, for the noise,
+that of without / without again.
 """
 
 from __future__ import annotations
@@ -60,6 +62,14 @@ CHATS = (
     "Explain to a child how a refrigerator works.",
     "Give me advice on how to prepare for a job interview.",
     "What is the difference between a virus and a bacterium?",
+    "What are the main causes of the French Revolution?",
+    "Write a poem about autumn rain.",
+    "What is a good name for a small bakery, and why?",
+    "Describe the water cycle in a few sentences.",
+    "Write a polite email to a neighbour about loud music at night.",
+    "Tell me a joke about a cat, and explain it.",
+    "Who was Marie Curie?",
+    "How do I sharpen a kitchen knife?",
 )
 
 
@@ -74,30 +84,33 @@ def main() -> None:
         for name, prompts in (("edit", EDITS), ("chat", CHATS)):
             if arguments.set not in (None, name):
                 continue
-            ratios = [measure(engine, prompt, arguments.runs) for prompt in prompts]
-            print(f"{name}: median {statistics.median(ratios):.2f}, lowest {min(ratios):.2f}\n")
+            pairs = [measure(engine, prompt, arguments.runs) for prompt in prompts]
+            for title, ratios in zip(("drafts", "noise"), zip(*pairs, strict=True), strict=True):
+                print(f"{name}, {title}: median {statistics.median(ratios):.3f}, "
+                      f"{min(ratios):.3f} to {max(ratios):.3f}")  # fmt: skip
 
 
-def measure(engine: SpikeEngine, prompt: str, runs: int) -> float:
-    """The ratio for one prompt."""
-    times: dict[str, list[float]] = {"off": [], "auto": []}
+def measure(engine: SpikeEngine, prompt: str, runs: int) -> tuple[float, float]:
+    """The ratio for one prompt, and what it is of the same with the same."""
+    kinds = ("off", "again", "auto")
+    gains, noise = [], []
     for run in range(runs):
-        order = ("off", "auto") if run % 2 else ("auto", "off")
-        done = {kind: ask(engine, prompt, kind) for kind in order}
+        order = kinds[run % 3 :] + kinds[: run % 3]
+        done = {kind: ask(engine, prompt, "auto" if kind == "auto" else "off") for kind in order}
         if done["off"].token_ids != done["auto"].token_ids:
             raise SystemExit(f"drafts changed the answer to {prompt[:60]!r}")
-        for kind in order:
-            times[kind].append(done[kind].timings.decode)
-    plain, drafted = (statistics.median(times[kind]) for kind in ("off", "auto"))
+        off, again, auto = (done[kind].timings.decode for kind in kinds)
+        gains.append((off + again) / 2 / auto)
+        noise.append(off / again)
     drafts, tokens = done["auto"].speculation, len(done["auto"].token_ids)
     assert drafts is not None
-    speeds = f"{(tokens - 1) / plain:.0f} to {(tokens - 1) / drafted:.0f} tokens/s"
+    gain, same = statistics.median(gains), statistics.median(noise)
     print(
-        f"x{plain / drafted:.2f}, {speeds}, "
-        f"{drafts.accepted} of {drafts.drafted} drafts right in {tokens} tokens: {prompt[:50]!r}",
+        f"x{gain:.3f} (noise x{same:.3f}), {drafts.accepted} of {drafts.drafted} drafts right in "
+        f"{tokens} tokens: {prompt[:50]!r}",
         flush=True,
     )
-    return plain / drafted
+    return gain, same
 
 
 def ask(engine: SpikeEngine, prompt: str, speculative: str) -> Completion:

@@ -8,8 +8,10 @@ isn't random itself (Leviathan et al. 2023, "Fast Inference from Transformers vi
 Decoding"; lookup: Saxena 2023, "Prompt Lookup Decoding").
 
 Drafts pay where texts repeat themselves (summaries, edits, code) and cost time where they are
-wrong. So their length follows the share of drafted tokens that were right, and where that is low
-there are none for a while.
+wrong. So their length follows the share of drafted tokens that were right; and what they cost is
+booked against the steps they saved: a request that has lost a little drafts no more until it has
+earned the next try, by a hundredth of a step with every token. So drafts lose at most the first
+loan and that hundredth, whatever the text.
 """
 
 from __future__ import annotations
@@ -22,17 +24,17 @@ from .session import SessionLimits
 # Tokens that have to be the same before what followed them is proposed. Of 1 to 5, and the longest
 # match first, none gave more on the prompts of benchmarks/prompt_lookup.py.
 MATCH = 2
-# The kernels compute a step's tokens in tiles of eight: the ninth costs as much as three others.
+# The kernels compute a step's tokens in tiles of eight: the ninth costs as much as ten others.
 MOST_DRAFTS = 7
-# What a further token adds to the time of a step of one token, and by how much drafts must win.
-# Measured on SmolLM2 135M in Q4_K, 2 cores: 1.10, 1.24, 1.48, 1.62, 1.79, 1.93, 2.07 for 2 to 8.
-TOKEN_COST = 0.15
-MARGIN = 1.05
+# What drafts add to the time of a step of one token: the first one besides, and each. Measured on
+# SmolLM2 135M in Q4_K, 2 cores: 1.16, 1.26, 1.36, 1.26, 1.35, 1.45, 1.56 for 2 to 8 tokens.
+FIRST_COST, TOKEN_COST = 0.1, 0.065
+MARGIN = 1.05  # by how much a longer draft must win
 # Weight of the newest drafted token in the share of accepted ones; the share supposed at first.
 WEIGHT = 0.1
 FIRST_SHARE = 0.5
-# Tokens without drafts once they don't pay; twice as many the next time.
-FIRST_PAUSE, LONGEST_PAUSE = 16, 512
+# Steps that drafts may lose: at first, more with each token, and never more than at last.
+LOAN, INCOME, MOST_CREDIT = 0.3, 0.01, 4.0
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,9 @@ class PromptLookup:
         self._followed: dict[tuple[int, ...], int] = {}  # tokens -> where the next one stood
         self._indexed = MATCH
         self._share = FIRST_SHARE
-        self._pause = FIRST_PAUSE
-        self._resume = 0
+        self._credit = LOAN
         self._length = 0  # of the sequence at the last proposal
+        self._load = 1  # then
         self.drafted = self.accepted = 0
 
     @classmethod
@@ -83,8 +85,8 @@ class PromptLookup:
 
     @property
     def paused(self) -> bool:
-        """Whether drafts don't pay at present."""
-        return self._length < self._resume
+        """Whether drafts have cost more than they may."""
+        return self._credit < draft_cost(1, self._load)
 
     @property
     def result(self) -> Speculation:
@@ -104,8 +106,12 @@ class PromptLookup:
         if self._off:
             return []
         self._index(tokens)
-        self._length = len(tokens)
-        count = 0 if self.paused else min(most, best_length(self._share, load))
+        grown = len(tokens) - self._length if self._length else 0
+        self._credit = min(self._credit + INCOME * grown, MOST_CREDIT)
+        self._length, self._load = len(tokens), load
+        count = min(most, max(1, best_length(self._share, load)))  # one, to try
+        while count > 0 and draft_cost(count, load) > self._credit:
+            count -= 1
         at = self._followed.get(tuple(tokens[-MATCH:]))
         if at is None or count < 1:
             return []
@@ -118,12 +124,7 @@ class PromptLookup:
         """Draft more or less, by how a proposal did."""
         for right in [1.0] * accepted + [0.0] * (accepted < drafted):
             self._share += WEIGHT * (right - self._share)
-        if best_length(self._share, 1) == 0:
-            self._resume = self._length + self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self._share = FIRST_SHARE
-        elif accepted == drafted:
-            self._pause = FIRST_PAUSE
+        self._credit += accepted - draft_cost(drafted, self._load)
 
     def _index(self, tokens: list[int]) -> None:
         for at in range(self._indexed, len(tokens)):
@@ -131,20 +132,31 @@ class PromptLookup:
         self._indexed = max(self._indexed, len(tokens))
 
 
+def draft_cost(count: int, load: int) -> float:
+    """Steps' worth of time that so many drafts take, from all who are in the step.
+
+    Args:
+        count: of drafts, at least one.
+        load: tokens of the step without them.
+    """
+    return (FIRST_COST + TOKEN_COST * count) * load / (1 + TOKEN_COST * (load - 1))
+
+
 def best_length(share: float, load: int) -> int:
     """The number of drafts that promises most tokens in the time; 0 when none pays.
 
-    With a share `a` of right ones, k drafts give 1 + a + ... + a^k tokens in a time of 1 + k * c.
+    With a share `a` of right ones, k drafts give 1 + a + ... + a^k tokens in a time of 1 + their
+    cost.
 
     Args:
         share: of drafted tokens that are right, 0 <= a < 1.
-        load: tokens of the step without drafts; c is the cost of a token of each of them.
+        load: tokens of the step without drafts.
     """
-    cost = TOKEN_COST * load / (1 + TOKEN_COST * (load - 1))
     best, length, tokens, term = MARGIN, 0, 1.0, 1.0
     for count in range(1, MOST_DRAFTS + 1):
         term *= share
         tokens += term
-        if tokens / (1 + cost * count) > best:
-            best, length = tokens / (1 + cost * count), count
+        speed = tokens / (1 + draft_cost(count, load))
+        if speed > best:
+            best, length = speed, count
     return length

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from spikeinfer.runtime.prompt_lookup import (
-    FIRST_PAUSE,
     FIRST_SHARE,
-    LONGEST_PAUSE,
+    INCOME,
+    LOAN,
+    MOST_CREDIT,
     MOST_DRAFTS,
     PromptLookup,
     best_length,
+    draft_cost,
 )
 
 
@@ -51,18 +53,28 @@ def test_length_grows_with_the_share_and_falls_with_the_load() -> None:
     assert best_length(0.9999, 1) == MOST_DRAFTS
 
 
-def test_wrong_drafts_end_them_for_longer_and_longer() -> None:
-    lookup, pauses, length = PromptLookup(), [], 10
-    for _ in range(9):
-        while lookup.propose([1] * length, 4, 1):
-            lookup.adapt(4, 0)
-        assert lookup.paused
-        begin = length
-        while not lookup.propose([1] * length, 4, 1):
-            length += 1
-        pauses.append(length - begin)
-    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
-    assert pauses[-1] == LONGEST_PAUSE
+@pytest.mark.parametrize("load", [1, 2, 4])
+def test_wrong_drafts_lose_the_loan_and_a_little_of_each_token(load: int) -> None:
+    lookup, lost, tries = PromptLookup(), 0.0, 0
+    for tokens in range(300):
+        if drafts := lookup.propose([1] * (10 + tokens), 4, load):
+            lookup.adapt(len(drafts), 0)
+            lost += draft_cost(len(drafts), load)
+            tries += 1
+        assert lost <= LOAN + INCOME * tokens + 1e-9
+    assert tries >= INCOME * 300 / draft_cost(1, load)  # never off for good
+    assert lookup.paused and lookup.result.off
+
+
+def test_what_was_won_long_ago_is_not_lost_again() -> None:
+    lookup, lost = PromptLookup(), 0.0
+    lookup.adapt(1000, 1000)
+    assert not lookup.paused
+    for tokens in range(100):
+        if drafts := lookup.propose([1] * (10 + tokens), 4, 1):
+            lookup.adapt(len(drafts), 0)
+            lost += draft_cost(len(drafts), 1)
+    assert lost <= MOST_CREDIT + INCOME * 100
 
 
 @pytest.mark.parametrize("share", [0.2, FIRST_SHARE, 0.97])
