@@ -109,7 +109,8 @@ class PromptLookup:
         grown = len(tokens) - self._length if self._length else 0
         self._credit = min(self._credit + INCOME * grown, MOST_CREDIT)
         self._length, self._load = len(tokens), load
-        count = min(most, max(1, best_length(self._share, load)))  # one, to try
+        worth = int(draft_cost(1, load) < 1)  # one, to try
+        count = min(most, max(worth, best_length(self._share, load)))
         while count > 0 and draft_cost(count, load) > self._credit:
             count -= 1
         at = self._followed.get(tuple(tokens[-MATCH:]))
