@@ -24,7 +24,7 @@ from spikeinfer import EnginePool
 from spikeinfer.runtime.stream import TokenStream
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-CACHE = 128 << 20  # bytes of each engine's KV cache
+CACHE = 256 << 20  # bytes of each engine's KV cache: one of SmolLM2's 8,192 tokens fits
 
 
 def parse() -> argparse.Namespace:
