@@ -76,7 +76,7 @@ def write_guesser(path: Path) -> Path:
 def test_short_answers_go_earlier_and_long_ones_do_not_wait_much_longer(tmp_path: Path) -> None:
     plain = first_tokens(run(LengthPolicy()))
     model = write_guesser(tmp_path / "length.onnx")
-    ordered = first_tokens(run(LengthPolicy(model, seconds_per_token=0.05, most=4.0)))
+    ordered = first_tokens(run(LengthPolicy(model, seconds_per_token=0.05, most=4.0, budget=60)))
     assert ordered.mean() < 0.7 * plain.mean()
     assert ordered.max() < 1.1 * plain.max()
 
@@ -84,7 +84,7 @@ def test_short_answers_go_earlier_and_long_ones_do_not_wait_much_longer(tmp_path
 @pytest.mark.parametrize("most", [0.0, 1.0, 3.0])
 def test_only_who_came_within_the_bound_overtakes(tmp_path: Path, most: float) -> None:
     model = write_guesser(tmp_path / "length.onnx")
-    outcome = run(LengthPolicy(model, seconds_per_token=0.05, most=most))
+    outcome = run(LengthPolicy(model, seconds_per_token=0.05, most=most, budget=60))
     came = np.array([arrival.time for arrival in load()])
     begun = came + [c.timings.queue for c in outcome.completions]
     overtaken = (begun[:, None] > begun[None]) & (came[:, None] < came[None])  # [who, by whom]
