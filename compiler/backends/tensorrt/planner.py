@@ -135,7 +135,7 @@ def _tail(graph: Graph) -> list[Node]:
 
 
 def _emit_logits(emission: Emission, tail: list[Node]) -> None:
-    """The wanted rows, then the tail on them, in f32."""
+    """The wanted rows, then the tail on them; it ends in f32, as what leaves a graph does."""
     logits = emission.graph.outputs[0]
     source = tail[0].value(0) if tail else logits
     emission.scope, emission.stem = (tail[0].scope if tail else ""), LOGITS
@@ -146,8 +146,7 @@ def _emit_logits(emission: Emission, tail: list[Node]) -> None:
     for node in tail:
         _emit(emission, node)
         emission.stem = LOGITS
-    exact = emission.cast(emission.value(logits), "f32")
-    emission.values = kept | {id(logits): exact}
+    emission.values = kept | {id(logits): emission.value(logits)}
 
 
 def _wanted_rows(emission: Emission, tensor: Tensor) -> Tensor:
