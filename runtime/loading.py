@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from .chat import ChatTemplate
 from .checks import require_count
 from .functional_session import FunctionalSession
 from .grammar import Grammars
+from .heap import roomy_heap
 from .kv_pool import session_limits
 from .session import Session, SessionLimits
 from .streaming_session import StreamingSession
@@ -108,9 +108,8 @@ def load_engine(
         return replace(before, session=_open_session(directory, options))
     # One behind the other: beside each other they took a fifth longer, both busy with page faults.
     session = _open_session(directory, options)
-    codec = TextCodec.open(directory.path)
-    if codec is not None:
-        give_back_freed_memory()
+    with roomy_heap():
+        codec = TextCodec.open(directory.path)
     template = ChatTemplate.open(directory.path, codec.special_tokens) if codec else None
     generation = read_json(directory.path / GENERATION_CONFIG)
     return LoadedEngine(
@@ -174,16 +173,6 @@ def require_formats(directory: EngineDirectory, quant_config: Mapping[str, str] 
                 f"{directory.path} was built with {part} {has[part]!r}.",
                 "Leave it out of quant_config, or build an engine with it from the checkpoint.",
             )
-
-
-def give_back_freed_memory() -> None:
-    """Let the system have what reading a tokenizer took and freed: tens of megabytes.
-
-    Only glibc keeps it back, and has a call for that.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _open_session(directory: EngineDirectory, options: LoadOptions) -> Session:
