@@ -86,6 +86,7 @@ class Emission:
     initialisers: dict[str, onnx.TensorProto] = field(default_factory=dict)
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
     outputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+    between: list[onnx.ValueInfoProto] = field(default_factory=list)
     counter: int = 0
     once: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
@@ -145,19 +146,24 @@ class Emission:
         name = f"@{const.name}"
         if name not in self.initialisers:
             if const.name in self.stored:
-                self.initialisers[name] = self._external(name, self.stored[const.name])
+                at = self.stored[const.name]
+                tensor = self.external(name, at.dtype, at.shape, at.offset, at.length)
+                self.initialisers[name] = tensor
             else:
                 assert const.data is not None, const
                 self.initialisers[name] = numpy_helper.from_array(const.data, name)
         return name
 
-    def _external(self, name: str, stored: StoredTensor) -> onnx.TensorProto:
-        tensor = TensorProto(name=name, data_type=stored.dtype, dims=stored.shape)
+    def external(
+        self, name: str, dtype: int, shape: Sequence[int], offset: int, length: int
+    ) -> onnx.TensorProto:
+        """An initialiser that is a byte range of the weights file."""
+        tensor = TensorProto(name=name, data_type=dtype, dims=shape)
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (
             ("location", self.weights_file),
-            ("offset", stored.offset),
-            ("length", stored.length),
+            ("offset", offset),
+            ("length", length),
         ):
             tensor.external_data.add(key=key, value=str(value))
         return tensor
@@ -231,6 +237,7 @@ class Emission:
             self.inputs,
             self.outputs,
             list(self.initialisers.values()),
+            value_info=self.between,
         )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name=producer)

@@ -1,10 +1,11 @@
 """Which nodes a kernel computes on the way, so that they need no node of their own.
 
-Our kernels can normalise what they read (`norm_eps`), rotate what they write (Qkv), and pick the
+Our kernels can normalise what they read (`norm_eps`), rotate what they write (Qkv), add (RmsNorm), and pick the
 best of a row (Head). What a node means is the IR's business and does not change; this is the choice
 of instructions for it, and the bits are the same.
 
 - An rms_norm that one product alone reads goes in front of that product.
+- An add to an rms_norm that nothing else reads is done by the norm.
 - qkv whose results reach one paged attention through reshapes, norms and rotations alone: the
   products, norms and rotations are one node, and its results go to the attention as they are.
 - The model's last product chooses as well, if it gives the logits.
@@ -43,6 +44,7 @@ class Folds:
 
     Attributes:
         norms: rms_norm in front of a product, by the product's id.
+        sums: rms_norm whose result is added to something, by the add's id.
         rotated: by the attention's id.
         head: the product that gives the logits, if it can choose.
         inside: ids of the nodes that need no node of their own.
@@ -50,6 +52,7 @@ class Folds:
 
     users: Users
     norms: dict[int, Node] = field(default_factory=dict)
+    sums: dict[int, Node] = field(default_factory=dict)
     rotated: dict[int, Rotated] = field(default_factory=dict)
     head: Node | None = None
     inside: set[int] = field(default_factory=set)
@@ -61,6 +64,7 @@ def find_folds(graph: Graph) -> Folds:
     for node in graph.nodes:
         if node.op == "rms_norm":
             _norm_in_front(folds, node)
+            _norm_and_sum(folds, node)
         elif node.op == "paged_attention":
             _rotated(folds, node)
     logits = graph.outputs[0]
@@ -83,6 +87,16 @@ def _norm_in_front(folds: Folds, norm: Node) -> None:
         return
     if norm.result.precision is None and len(norm.operands) == 2:
         folds.norms[id(reader)] = norm
+        folds.inside.add(id(norm))
+
+
+def _norm_and_sum(folds: Folds, norm: Node) -> None:
+    add = folds.users.only(norm.result)
+    if add is None or add.op != "add" or norm.result.precision is not None:
+        return
+    same = all(isinstance(o, Value) and o.shape == add.result.shape for o in add.operands)
+    if same and len(norm.operands) == 2 and id(add) not in folds.sums:
+        folds.sums[id(add)] = norm
         folds.inside.add(id(norm))
 
 

@@ -196,6 +196,14 @@ def _rms_norm(emission: Emission, node: Node) -> None:
     _spike(emission, "RmsNorm", [x, weight], node, eps=float(attribute(node, "eps")))
 
 
+def emit_sum(emission: Emission, node: Node) -> None:
+    """An add as part of the norm that gives one of its operands."""
+    norm = emission.folds.sums[id(node)]
+    (other,) = (o for o in node.operands if o is not norm.result)
+    names = [emission.operand(o) for o in (*norm.operands, other)]
+    _spike(emission, "RmsNorm", names, node, eps=float(attribute(norm, "eps")))
+
+
 def _rope(emission: Emission, node: Node) -> None:
     x = emission.operand(node.operands[0])
     lead = node.result.shape[:-2]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import onnx
 
 from ..ir import OPS, DType, Graph, Kind, Node, State, TensorType, Value, symbol
+from .chains import chain_nodes
 from .emission import ONNX_DTYPE, Emission, StoredTensor, value_info
 from .folds import find_folds
-from .kernel_nodes import KERNELS, emit_choice
+from .kernel_nodes import KERNELS, emit_choice, emit_sum
 from .primitive_nodes import PRIMITIVES
 
 EMITTERS = {**PRIMITIVES, **KERNELS}
@@ -47,7 +48,8 @@ def emit_onnx(
         _input(emission, value)
     for node in graph.nodes:
         if id(node) not in emission.folds.inside:
-            EMITTERS[node.op](emission, node)
+            emit = emit_sum if id(node) in emission.folds.sums else EMITTERS[node.op]
+            emit(emission, node)
             _round(emission, node)
     emission.outputs = [value_info(v.name, v.type) for v in graph.outputs]
     if chooses:
@@ -58,6 +60,7 @@ def emit_onnx(
         else:
             assert state.output is not None
             emission.outputs.append(value_info(state.output.name, state.output.type))
+    chain_nodes(emission)
     return emission.model("spikeinfer")
 
 

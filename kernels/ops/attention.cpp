@@ -12,13 +12,12 @@
 namespace spike::ops {
 namespace {
 
-struct Attention {
+struct Attention final : Kernel {
   static Declaration declare() {
     return {"Attention",
             {{ORT_F32}, {ORT_F32}, {ORT_F32}, {ORT_U8}, {ORT_U8}, {ORT_I32}, {ORT_I32}, {ORT_I32},
-             {ORT_I32}, {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL}},
-            {{ORT_F32}, {ORT_U8}, {ORT_U8}},
-            {{3, 1}, {4, 2}}};
+             {ORT_I32}, {ORT_F32, OPTIONAL}, {ORT_F32, OPTIONAL}},
+            {ORT_F32, ORT_U8, ORT_U8}};
   }
 
   explicit Attention(const Info& info) {
@@ -39,7 +38,7 @@ struct Attention {
       throw Failure("window, chunk and softcap must not be negative");
   }
 
-  void compute(Context& context) const {
+  void compute(Context& context) const override {
     const Tensor q = context.input(0), k = context.input(1), v = context.input(2);
     const Tensor key_pool = context.input(3), value_pool = context.input(4);
     const AttentionSpec spec = read_spec(q, k, v);
@@ -122,6 +121,6 @@ struct Attention {
 
 }  // namespace
 
-const OrtCustomOp* attention_op() { return CustomOp<Attention>::get(); }
+const Op& attention_op() { return op_of<Attention>(); }
 
 }  // namespace spike::ops

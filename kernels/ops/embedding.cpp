@@ -8,8 +8,8 @@
 namespace spike::ops {
 namespace {
 
-struct Embedding {
-  static Declaration declare() { return {"Embedding", {{ORT_ANY}, {ORT_U8}}, {{ORT_F32}}}; }
+struct Embedding final : Kernel {
+  static Declaration declare() { return {"Embedding", {{ORT_ANY}, {ORT_U8}}, {ORT_F32}}; }
 
   explicit Embedding(const Info& info)
       : w(info.weight(1, info.text("format"), info.integer("n"), info.integer("k"))) {}
@@ -23,7 +23,7 @@ struct Embedding {
     return id;
   }
 
-  void compute(Context& context) const {
+  void compute(Context& context) const override {
     const Tensor ids = context.input(0);
     if (ids.type != ORT_I32 && ids.type != ORT_I64) throw Failure("ids must be int32 or int64");
     if (ids.rank == Tensor::max_rank) throw Failure("ids has too many dims");
@@ -45,6 +45,6 @@ struct Embedding {
 
 }  // namespace
 
-const OrtCustomOp* embedding_op() { return CustomOp<Embedding>::get(); }
+const Op& embedding_op() { return op_of<Embedding>(); }
 
 }  // namespace spike::ops

@@ -10,13 +10,13 @@
 namespace spike::ops {
 namespace {
 
-struct GatedMlp {
+struct GatedMlp final : Kernel {
   static Declaration declare() {
     return {"GatedMlp",
-            {{ORT_F32}, {ORT_U8}, {ORT_U8}, {ORT_U8}, {ORT_F32, ORT_OPTIONAL},
-             {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL},
-             {ORT_F32, ORT_OPTIONAL}},
-            {{ORT_F32}}};
+            {{ORT_F32}, {ORT_U8}, {ORT_U8}, {ORT_U8}, {ORT_F32, OPTIONAL},
+             {ORT_F32, OPTIONAL}, {ORT_F32, OPTIONAL}, {ORT_F32, OPTIONAL},
+             {ORT_F32, OPTIONAL}},
+            {ORT_F32}};
   }
 
   explicit GatedMlp(const Info& info)
@@ -26,7 +26,7 @@ struct GatedMlp {
         down(info.weight(3, info.text("down_format"), info.integer("n"), info.integer("m"))),
         norm(info, 8) {}
 
-  void compute(Context& context) const {
+  void compute(Context& context) const override {
     const Tensor x = context.input(0);
     const int64_t tokens = x.rows(1, "x");
     if (x.dims[x.rank - 1] != gate.k)
@@ -51,6 +51,6 @@ struct GatedMlp {
 
 }  // namespace
 
-const OrtCustomOp* gated_mlp_op() { return CustomOp<GatedMlp>::get(); }
+const Op& gated_mlp_op() { return op_of<GatedMlp>(); }
 
 }  // namespace spike::ops

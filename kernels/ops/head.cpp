@@ -12,7 +12,7 @@
 namespace spike::ops {
 namespace {
 
-const std::vector<Port> outputs = {{ORT_I32}, {ORT_F32}, {ORT_F32}};
+const std::vector<OrtElementType> outputs = {ORT_I32, ORT_F32, ORT_F32};
 
 /// For each of `rows` rows its place in `wanted`, or -1.
 std::vector<int64_t> read_places(const Tensor& wanted, int64_t rows) {
@@ -38,10 +38,10 @@ HeadOutput open_outputs(const Context& context, const std::vector<int64_t>& plac
           static_cast<float*>(context.output(2, logits))};
 }
 
-struct Head {
+struct Head final : Kernel {
   static Declaration declare() {
     return {"Head",
-            {{ORT_F32}, {ORT_U8}, {ORT_I32}, {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL}},
+            {{ORT_F32}, {ORT_U8}, {ORT_I32}, {ORT_F32, OPTIONAL}, {ORT_F32, OPTIONAL}},
             outputs};
   }
 
@@ -49,7 +49,7 @@ struct Head {
       : w(info.weight(1, info.text("format"), info.integer("n"), info.integer("k"))),
         norm(info, 4) {}
 
-  void compute(Context& context) const {
+  void compute(Context& context) const override {
     const Tensor x = context.input(0), wanted = context.input(2);
     x.require({-1, w.k}, "x");
     const int64_t rows = x.dims[0];
@@ -63,12 +63,12 @@ struct Head {
   NormInFront norm;
 };
 
-struct Choose {
+struct Choose final : Kernel {
   static Declaration declare() { return {"Choose", {{ORT_F32}, {ORT_I32}}, outputs}; }
 
   explicit Choose(const Info&) {}
 
-  void compute(Context& context) const {
+  void compute(Context& context) const override {
     const Tensor x = context.input(0), wanted = context.input(1);
     x.require({-1, -1}, "x");
     const int64_t rows = x.dims[0], n = x.dims[1];
@@ -81,7 +81,7 @@ struct Choose {
 
 }  // namespace
 
-const OrtCustomOp* head_op() { return CustomOp<Head>::get(); }
-const OrtCustomOp* choose_op() { return CustomOp<Choose>::get(); }
+const Op& head_op() { return op_of<Head>(); }
+const Op& choose_op() { return op_of<Choose>(); }
 
 }  // namespace spike::ops

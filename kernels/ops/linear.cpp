@@ -9,19 +9,19 @@
 namespace spike::ops {
 namespace {
 
-struct Linear {
+struct Linear final : Kernel {
   static Declaration declare() {
     return {"Linear",
-            {{ORT_F32}, {ORT_U8}, {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL},
-             {ORT_F32, ORT_OPTIONAL}},
-            {{ORT_F32}}};
+            {{ORT_F32}, {ORT_U8}, {ORT_F32, OPTIONAL}, {ORT_F32, OPTIONAL},
+             {ORT_F32, OPTIONAL}},
+            {ORT_F32}};
   }
 
   explicit Linear(const Info& info)
       : w(info.weight(1, info.text("format"), info.integer("n"), info.integer("k"))),
         norm(info, 4) {}
 
-  void compute(Context& context) const {
+  void compute(Context& context) const override {
     const Tensor x = context.input(0);
     const int64_t tokens = x.rows(1, "x");
     if (x.dims[x.rank - 1] != w.k)
@@ -41,6 +41,6 @@ struct Linear {
 
 }  // namespace
 
-const OrtCustomOp* linear_op() { return CustomOp<Linear>::get(); }
+const Op& linear_op() { return op_of<Linear>(); }
 
 }  // namespace spike::ops

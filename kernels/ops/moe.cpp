@@ -12,12 +12,12 @@
 namespace spike::ops {
 namespace {
 
-struct Moe {
+struct Moe final : Kernel {
   static Declaration declare() {
     return {"MoE",
             {{ORT_F32}, {ORT_F32}, {ORT_ANY}, {ORT_U8}, {ORT_U8}, {ORT_U8},
-             {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL}, {ORT_F32, ORT_OPTIONAL}},
-            {{ORT_F32}}};
+             {ORT_F32, OPTIONAL}, {ORT_F32, OPTIONAL}, {ORT_F32, OPTIONAL}},
+            {ORT_F32}};
   }
 
   explicit Moe(const Info& info) : count(info.integer("experts")) {
@@ -39,7 +39,7 @@ struct Moe {
                       std::to_string(count));
   }
 
-  void compute(Context& context) const {
+  void compute(Context& context) const override {
     const Tensor x = context.input(0), weights = context.input(1), ids = context.input(2);
     const int64_t tokens = x.rows(1, "x"), n = experts.down.n, m = experts.gate.n;
     if (x.dims[x.rank - 1] != experts.gate.k)
@@ -66,6 +66,6 @@ struct Moe {
 
 }  // namespace
 
-const OrtCustomOp* moe_op() { return CustomOp<Moe>::get(); }
+const Op& moe_op() { return op_of<Moe>(); }
 
 }  // namespace spike::ops

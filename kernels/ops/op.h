@@ -1,8 +1,8 @@
 // What an op of ours is written with: a declaration, a kernel's attributes and weights, and the
 // tensors of one call. Each op is one short file (see rms_norm.cpp for the smallest).
 //
-// Errors are Failure exceptions inside and OrtStatus outside; none crosses the C ABI, also not from
-// another thread.
+// ONNX Runtime sees none of them by itself, only chains of them (chain_run.cpp). Errors are Failure
+// exceptions inside and OrtStatus outside; none crosses the C ABI, also not from another thread.
 #pragma once
 
 #include <initializer_list>
@@ -14,41 +14,32 @@
 
 #include "core/linear.h"
 #include "core/parallel.h"
+#include "ops/link_text.h"
 #include "ops/op_clock.h"
 #include "ops/ort_api.h"
+#include "ops/tensor.h"
 
 namespace spike::ops {
 
-/// A problem with a model or its inputs; the message becomes the session's error.
-struct Failure : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-/// Throws the status' message, if it is an error.
-void check(const OrtApi& api, OrtStatus* status);
-
 struct Port {
   OrtElementType type = ORT_F32;
-  OrtPortKind kind = ORT_REQUIRED;
+  bool optional = false;
 };
 
-/// An output that is the same memory as an input.
-struct Alias {
-  int input = 0;
-  int output = 0;
-};
+inline constexpr bool OPTIONAL = true;
 
 struct Declaration {
   const char* name = nullptr;
   std::vector<Port> inputs;
-  std::vector<Port> outputs;
-  std::vector<Alias> aliases = {};
+  std::vector<OrtElementType> outputs;
 };
 
-/// Attributes and constant inputs of one node, readable while its kernel is made.
+/// Attributes and constant inputs of one link, readable while its kernel is made.
 class Info {
  public:
-  Info(const OrtApi& api, const OrtKernelInfo* info) : api_(api), info_(info) {}
+  /// `constants`: per input its tensor, without data where it isn't constant.
+  Info(const LinkText& link, std::span<const Tensor> constants)
+      : link_(link), constants_(constants) {}
 
   std::string text(const char* name) const;
   std::string text(const char* name, const char* otherwise) const;
@@ -56,155 +47,82 @@ class Info {
   int64_t integer(const char* name, int64_t otherwise) const;
   float number(const char* name) const;
   float number(const char* name, float otherwise) const;
-  std::string node_name() const;
 
   /// The packed weight matrix at an input: ONNX Runtime's own (mapped) memory, not a copy.
   Matrix weight(size_t input, const std::string& format, int64_t n, int64_t k,
                 int64_t stacked = 1) const;
 
  private:
-  const OrtApi& api_;
-  const OrtKernelInfo* info_;
+  const LinkText& link_;
+  std::span<const Tensor> constants_;
 };
 
-/// An input tensor.
-struct Tensor {
-  static constexpr size_t max_rank = 8;
-  const void* data = nullptr;
-  OrtElementType type = ORT_ANY;
-  size_t rank = 0;
-  int64_t dims[max_rank] = {};
+/// Where a link's results lie; see chain_run.cpp.
+class Results {
+ public:
+  virtual void* open(size_t value, std::span<const int64_t> dims, OrtElementType type) = 0;
 
-  template <class T>
-  const T* as() const {
-    return static_cast<const T*>(data);
-  }
-  std::span<const int64_t> shape() const { return {dims, rank}; }
-  int64_t elements() const;
-  /// Product of all dims but the last `dropped`; fails if there are fewer than those.
-  int64_t rows(size_t dropped, const char* name) const;
-  /// Fails unless the dims are these (-1: any).
-  void require(std::initializer_list<int64_t> wanted, const char* name) const;
-  std::string shape_text() const;
+ protected:
+  ~Results() = default;
 };
 
-/// One call of a kernel.
+/// One call of a link's kernel.
 class Context {
  public:
-  Context(const OrtApi& api, OrtKernelContext* context);
+  /// `inputs`: null where one is left out; `outputs`: numbers of values.
+  Context(std::span<const Tensor* const> inputs, const Declaration& declaration,
+          std::span<const size_t> outputs, Results& results, const Parallel& parallel)
+      : inputs_(inputs),
+        declaration_(declaration),
+        outputs_(outputs),
+        results_(results),
+        parallel_(parallel) {}
 
   /// Whether an optional input is there.
-  bool given(size_t index) const { return value(index) != nullptr; }
-  Tensor input(size_t index) const;
+  bool given(size_t index) const { return index < inputs_.size() && inputs_[index] != nullptr; }
+  const Tensor& input(size_t index) const;
   /// Data of an optional fp32 input, or null; fails unless its dims are `wanted`.
   const float* optional(size_t index, std::span<const int64_t> wanted, const char* name) const;
   void* output(size_t index, std::span<const int64_t> dims) const;
   /// The same, with the last dim of `like` replaced.
   float* output_like(size_t index, const Tensor& like, int64_t last) const;
-  /// ONNX Runtime's threads, for the length of this call.
-  Parallel parallel();
+  /// The chain's threads.
+  const Parallel& parallel() const { return parallel_; }
 
  private:
-  const OrtValue* value(size_t index) const;
-  static void run(void* self, int64_t tasks, void (*task)(void*, int64_t), void* arg);
-
-  const OrtApi& api_;
-  OrtKernelContext* context_;
-  size_t inputs_ = 0;
+  std::span<const Tensor* const> inputs_;
+  const Declaration& declaration_;
+  std::span<const size_t> outputs_;
+  Results& results_;
+  const Parallel& parallel_;
 };
 
-/// OrtStatus with the message of the exception in flight, after the op's and the node's name.
-OrtStatus* failure_status(const OrtApi& api, const char* op, const std::string& node) noexcept;
-
-/// The ABI's view of an op. K has `static Declaration declare()`, a constructor from Info and
-/// `void compute(Context&) const`.
-template <class K>
-class CustomOp {
+/// What an op does with one link's attributes and weights.
+class Kernel {
  public:
-  static const OrtCustomOp* get() {
-    static const OrtCustomOp op = make();
-    return &op;
-  }
-
- private:
-  struct Instance {
-    const OrtApi& api;
-    std::string node;
-    K kernel;
-  };
-
-  static const Declaration& declaration() {
-    static const Declaration instance = K::declare();
-    return instance;
-  }
-
-  static OpClock& clock() {
-    static OpClock instance(declaration().name);
-    return instance;
-  }
-
-  static OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info,
-                           void** kernel) noexcept {
-    std::string node;
-    try {
-      const Info reader(*api, info);
-      node = reader.node_name();
-      *kernel = new Instance{*api, node, K(reader)};
-      return nullptr;
-    } catch (...) {
-      return failure_status(*api, declaration().name, node);
-    }
-  }
-
-  static OrtStatus* compute(void* kernel, OrtKernelContext* raw) noexcept {
-    const OpClock::Span span(clock());
-    auto* instance = static_cast<Instance*>(kernel);
-    try {
-      Context context(instance->api, raw);
-      instance->kernel.compute(context);
-      return nullptr;
-    } catch (...) {
-      return failure_status(instance->api, declaration().name, instance->node);
-    }
-  }
-
-  static size_t alias_map(int** inputs, int** outputs) {
-    const auto& aliases = declaration().aliases;
-    *inputs = new int[aliases.size()];
-    *outputs = new int[aliases.size()];
-    for (size_t i = 0; i < aliases.size(); ++i)
-      (*inputs)[i] = aliases[i].input, (*outputs)[i] = aliases[i].output;
-    return aliases.size();
-  }
-
-  static OrtCustomOp make() {
-    clock();  // joins the list while one thread registers the ops
-    OrtCustomOp op{};
-    op.version = 18;
-    op.GetName = [](const OrtCustomOp*) { return declaration().name; };
-    op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
-    op.GetInputTypeCount = [](const OrtCustomOp*) { return declaration().inputs.size(); };
-    op.GetInputType = [](const OrtCustomOp*, size_t i) { return declaration().inputs[i].type; };
-    op.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-      return declaration().inputs[i].kind;
-    };
-    op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return ORT_MEMORY_DEFAULT; };
-    op.GetOutputTypeCount = [](const OrtCustomOp*) { return declaration().outputs.size(); };
-    op.GetOutputType = [](const OrtCustomOp*, size_t i) { return declaration().outputs[i].type; };
-    op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
-      return declaration().outputs[i].kind;
-    };
-    op.CreateKernelV2 = create;
-    op.KernelComputeV2 = compute;
-    op.KernelDestroy = [](void* kernel) { delete static_cast<Instance*>(kernel); };
-    op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
-    op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
-    if (!declaration().aliases.empty()) {
-      op.GetAliasMap = alias_map;
-      op.ReleaseAliasMap = [](int* inputs, int* outputs) { delete[] inputs, delete[] outputs; };
-    }
-    return op;
-  }
+  virtual ~Kernel() = default;
+  virtual void compute(Context& context) const = 0;
 };
+
+/// A kind of link.
+struct Op {
+  Declaration declaration;
+  std::unique_ptr<Kernel> (*make)(const Info& info) = nullptr;
+  std::unique_ptr<OpClock> clock;
+};
+
+/// The op that K is: `static Declaration declare()`, a constructor from Info, a compute of Kernel.
+template <class K>
+const Op& op_of() {
+  static const Op op = [] {
+    Declaration declaration = K::declare();
+    auto clock = std::make_unique<OpClock>(declaration.name);
+    auto make = [](const Info& info) -> std::unique_ptr<Kernel> {
+      return std::make_unique<K>(info);
+    };
+    return Op{std::move(declaration), make, std::move(clock)};
+  }();
+  return op;
+}
 
 }  // namespace spike::ops

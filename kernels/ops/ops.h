@@ -1,20 +1,26 @@
-// Every op of the domain "spike", version 1.
+// Every kind of link, and the one op of the domain "spike" that ONNX Runtime sees.
 #pragma once
 
-#include "ops/ort_api.h"
+#include "ops/op.h"
 
 namespace spike::ops {
 
-const OrtCustomOp* linear_op();
-const OrtCustomOp* embedding_op();
-const OrtCustomOp* gated_mlp_op();
-const OrtCustomOp* moe_op();
-const OrtCustomOp* route_op();
-const OrtCustomOp* qkv_op();
-const OrtCustomOp* rms_norm_op();
-const OrtCustomOp* rope_op();
-const OrtCustomOp* attention_op();
-const OrtCustomOp* head_op();
-const OrtCustomOp* choose_op();
+const Op& linear_op();
+const Op& embedding_op();
+const Op& gated_mlp_op();
+const Op& moe_op();
+const Op& route_op();
+const Op& qkv_op();
+const Op& rms_norm_op();
+const Op& rope_op();
+const Op& attention_op();
+const Op& head_op();
+const Op& choose_op();
+
+/// All of them.
+std::span<const Op* const> all_ops();
+
+/// Runs links one behind the other; see chain_run.cpp.
+const OrtCustomOp* chain_op();
 
 }  // namespace spike::ops

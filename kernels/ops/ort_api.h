@@ -22,7 +22,7 @@ struct OrtCustomOp;
 
 enum OrtErrorCode { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
 enum OrtElementType { ORT_ANY = 0, ORT_F32 = 1, ORT_U8 = 2, ORT_I32 = 6, ORT_I64 = 7 };
-enum OrtPortKind { ORT_REQUIRED = 0, ORT_OPTIONAL = 1 };
+enum OrtPortKind { ORT_REQUIRED = 0, ORT_VARIADIC = 2 };
 enum OrtMemoryKind { ORT_MEMORY_DEFAULT = 0 };
 
 /// Table of functions; `unused` members stand for those between the ones used.
@@ -42,11 +42,7 @@ struct OrtApi {
   OrtStatus* (*GetDimensions)(const OrtTensorTypeAndShapeInfo* info, int64_t* dims, size_t count);
   void* unused_63[2];
   OrtStatus* (*GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** out);
-  void* unused_66[19];
-  OrtStatus* (*KernelInfoGetAttribute_float)(const OrtKernelInfo* info, const char* name,
-                                             float* out);
-  OrtStatus* (*KernelInfoGetAttribute_int64)(const OrtKernelInfo* info, const char* name,
-                                             int64_t* out);
+  void* unused_66[21];
   OrtStatus* (*KernelInfoGetAttribute_string)(const OrtKernelInfo* info, const char* name,
                                               char* out, size_t* size);
   OrtStatus* (*KernelContext_GetInputCount)(const OrtKernelContext* context, size_t* out);
@@ -122,8 +118,6 @@ SPIKE_SLOT(GetTensorElementType, 60);
 SPIKE_SLOT(GetDimensionsCount, 61);
 SPIKE_SLOT(GetDimensions, 62);
 SPIKE_SLOT(GetTensorTypeAndShape, 65);
-SPIKE_SLOT(KernelInfoGetAttribute_float, 85);
-SPIKE_SLOT(KernelInfoGetAttribute_int64, 86);
 SPIKE_SLOT(KernelInfoGetAttribute_string, 87);
 SPIKE_SLOT(KernelContext_GetInputCount, 88);
 SPIKE_SLOT(KernelContext_GetOutputCount, 89);

@@ -13,11 +13,11 @@
 namespace spike::ops {
 namespace {
 
-struct Qkv {
+struct Qkv final : Kernel {
   static Declaration declare() {
     Declaration declaration{"Qkv", {{ORT_F32}, {ORT_U8}, {ORT_U8}, {ORT_U8}},
-                            {{ORT_F32}, {ORT_F32}, {ORT_F32}}};
-    declaration.inputs.resize(12, {ORT_F32, ORT_OPTIONAL});
+                            {ORT_F32, ORT_F32, ORT_F32}};
+    declaration.inputs.resize(12, {ORT_F32, OPTIONAL});
     return declaration;
   }
 
@@ -36,7 +36,7 @@ struct Qkv {
                       std::to_string(heads[i]) + " heads");
   }
 
-  void compute(Context& context) const {
+  void compute(Context& context) const override {
     static constexpr const char* names[3] = {"bq", "bk", "bv"};
     const Tensor x = context.input(0);
     const int64_t tokens = x.rows(1, "x"), k = weights.w[0].k;
@@ -112,6 +112,6 @@ struct Qkv {
 
 }  // namespace
 
-const OrtCustomOp* qkv_op() { return CustomOp<Qkv>::get(); }
+const Op& qkv_op() { return op_of<Qkv>(); }
 
 }  // namespace spike::ops

@@ -1,26 +1,15 @@
 // Entry point that ONNX Runtime calls when the library is registered.
-#include <initializer_list>
-
 #include "ops/ops.h"
 
 namespace {
 
 constexpr uint32_t api_version = 17;  // the first with KernelContext_ParallelFor
 
-OrtStatus* add_ops(const OrtApi& api, OrtCustomOpDomain* domain) {
-  using namespace spike::ops;
-  for (const OrtCustomOp* op : {linear_op(), embedding_op(), gated_mlp_op(), qkv_op(), moe_op(),
-                                route_op(), rms_norm_op(), rope_op(), attention_op(), head_op(),
-                                choose_op()})
-    if (OrtStatus* status = api.CustomOpDomain_Add(domain, op)) return status;
-  return nullptr;
-}
-
 /// The domain "spike". Never freed: sessions keep pointers to it.
 OrtStatus* make_domain(const OrtApi& api, OrtCustomOpDomain** out) {
   OrtCustomOpDomain* domain = nullptr;
   if (OrtStatus* status = api.CreateCustomOpDomain("spike", &domain)) return status;
-  if (OrtStatus* status = add_ops(api, domain)) {
+  if (OrtStatus* status = api.CustomOpDomain_Add(domain, spike::ops::chain_op())) {
     api.ReleaseCustomOpDomain(domain);
     return status;
   }

@@ -21,14 +21,14 @@ bool repeats(const Tensor& x, const Tensor& cos) {
   return std::equal(cos.dims + i, cos.dims + cos.rank - 1, of_x + i);
 }
 
-struct Rope {
+struct Rope final : Kernel {
   static Declaration declare() {
-    return {"Rope", {{ORT_F32}, {ORT_F32}, {ORT_F32}}, {{ORT_F32}}};
+    return {"Rope", {{ORT_F32}, {ORT_F32}, {ORT_F32}}, {ORT_F32}};
   }
 
   explicit Rope(const Info& info) : style(read_style(info.text("style"))) {}
 
-  void compute(Context& context) const {
+  void compute(Context& context) const override {
     const Tensor x = context.input(0), cos = context.input(1), sin = context.input(2);
     RopeShape shape;
     shape.tokens = x.rows(2, "x");
@@ -50,6 +50,6 @@ struct Rope {
 
 }  // namespace
 
-const OrtCustomOp* rope_op() { return CustomOp<Rope>::get(); }
+const Op& rope_op() { return op_of<Rope>(); }
 
 }  // namespace spike::ops

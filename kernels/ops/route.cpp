@@ -16,9 +16,9 @@ Scores read_scores(const std::string& name) {
   throw Failure("unknown scores '" + name + "' (softmax, sigmoid or none)");
 }
 
-struct Route {
+struct Route final : Kernel {
   static Declaration declare() {
-    return {"Route", {{ORT_F32}, {ORT_F32, ORT_OPTIONAL}}, {{ORT_F32}, {ORT_I64}}};
+    return {"Route", {{ORT_F32}, {ORT_F32, OPTIONAL}}, {ORT_F32, ORT_I64}};
   }
 
   explicit Route(const Info& info) : experts(info.integer("experts")) {
@@ -47,7 +47,7 @@ struct Route {
                     std::to_string(per_group) + " largest");
   }
 
-  void compute(Context& context) const {
+  void compute(Context& context) const override {
     const Tensor logits = context.input(0);
     const int64_t tokens = logits.rows(1, "logits");
     if (logits.dims[logits.rank - 1] != experts)
@@ -68,6 +68,6 @@ struct Route {
 
 }  // namespace
 
-const OrtCustomOp* route_op() { return CustomOp<Route>::get(); }
+const Op& route_op() { return op_of<Route>(); }
 
 }  // namespace spike::ops

@@ -1,4 +1,4 @@
-"""Sessions of one custom op each, for the tests of kernels/ops."""
+"""Sessions of one op each, a chain of one link, for the tests of kernels/ops."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, save_model
 from onnx.external_data_helper import set_external_data
+from spikeinfer.compiler.backends.chains import link_line
 from spikeinfer.kernels import _kernels, best_tier, cpu_features, ops_library
 
 EXACT_MEMORY = bool(os.environ.get("SPIKE_EXACT_MEMORY"))
@@ -80,7 +81,14 @@ def op_session(tmp_path: Path) -> OpSession:
         **attributes: object,
     ) -> ort.InferenceSession:
         names = list(order) if order is not None else [*inputs, *(weights or {})]
-        node = helper.make_node(op, names, list(outputs), f"the_{op}", domain="spike", **attributes)
+        given = list(dict.fromkeys(filter(None, names)))
+        link = helper.make_node(op, names, list(outputs), domain="spike", **attributes)
+        words = {name: f"%{i}" for i, name in enumerate([*given, *outputs])}
+        returned = " ".join(words[name] for name in outputs)
+        text = f"{link_line(link, {'': '-'} | words)}\nreturn {returned}"
+        node = helper.make_node(
+            "Chain", given, list(outputs), f"the_{op}", domain="spike", links=text
+        )
         graph = helper.make_graph(
             [node],
             op,
