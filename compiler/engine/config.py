@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Version of the whole directory layout; any change that an older reader misreads raises it."""
 
 PAGE = 4096
