@@ -19,6 +19,8 @@ struct Avx2Lines {
   static constexpr int kMostDirect = 8;  ///< tokens; for more, decoding a tile once pays
   static constexpr int kMostPaired = 1;
   static constexpr bool kPairsDecoded = false;
+  /// Eight of the sixteen registers hold the sums of four tokens; of more, reading packed tiles,
+  /// three at a time measured best.
   template <int kTokens>
   static constexpr int kTokensAtOnce = kTokens <= 4 ? kTokens : 3;
   template <int kSubs>
