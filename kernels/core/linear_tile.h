@@ -22,6 +22,7 @@ struct BlockDot {
   using Floats = typename V::Floats;
   using Tile = typename S::Tile;
   static constexpr int kLines = 8 / S::kSubs;
+  static constexpr int kAtOnce = V::template kTokensAtOnce<M>;
 
   /// The first token's blocks from the current k on; the next token's are `stride` blocks further.
   const InputBlock* input;
@@ -32,7 +33,7 @@ struct BlockDot {
   [[gnu::always_inline]] Ints start(int m) const {
     constexpr int kOffset = S::template kOffset<B, Sub>;
     const InputBlock& block = input[m * stride];
-    if constexpr (kOffset < 0)
+    if constexpr (kOffset < 0 || V::template kCentres<S::kLargest>)
       return V::zero_ints();
     else if constexpr (S::kSubs == 2)
       return V::template broadcast_shifted<kOffset>(block.negative_half + Sub);
@@ -46,45 +47,53 @@ struct BlockDot {
     return input[m * stride].codes + 16 * Sub + 4 * line;
   }
 
-  /// sum += a sub-block's integer dot products, over as many lines at a time as 16 bits hold.
-  template <int B, int Sub>
-  [[gnu::always_inline]] void add_words(const S (&w)[R], int p, Ints (&sum)[R][M]) const {
+  /// sum = a sub-block's integer dot products with tokens [T, T + N), over as many lines at a time
+  /// as 16 bits hold.
+  template <int B, int Sub, int T, int N>
+  [[gnu::always_inline]] void sum_words(const S (&w)[R], int p, Ints (&sum)[R][N]) const {
     constexpr int kMost = V::template kWordLines<S::kLargest>, kRun = kMost < kLines ? kMost : kLines;
 #pragma GCC unroll 8
     for (int first = 0; first < kLines; first += kRun) {
-      typename V::Words words[R][M];
+      typename V::Words words[R][N];
 #pragma GCC unroll 8
       for (int line = first; line < first + kRun; ++line)
         for (int r = 0; r < R; ++r) {
           const auto c = w[r].template codes<B, Sub>(p, line);
-          for (int m = 0; m < M; ++m) {
-            const auto products = V::word_products(c, four<Sub>(m, line));
+          for (int m = 0; m < N; ++m) {
+            const auto products = V::word_products(c, four<Sub>(T + m, line));
             words[r][m] = line == first ? products : V::add_words(words[r][m], products);
           }
         }
       for (int r = 0; r < R; ++r)
-        for (int m = 0; m < M; ++m) sum[r][m] = V::add_pairs(sum[r][m], words[r][m]);
+        for (int m = 0; m < N; ++m)
+          sum[r][m] = V::add_pairs(first == 0 ? start<B, Sub>(T + m) : sum[r][m], words[r][m]);
     }
   }
 
-  template <int B, int Sub>
-  [[gnu::always_inline]] void add_sub(const S (&w)[R], int p, Floats (&part)[R][M]) const {
-    Ints sum[R][M];
-    for (int m = 0; m < M; ++m)
-      for (int r = 0; r < R; ++r) sum[r][m] = start<B, Sub>(m);
-    if constexpr (V::template kWordLines<S::kLargest> > 1)
-      add_words<B, Sub>(w, p, sum);
-    else
+  /// The same, a line at a time.
+  template <int B, int Sub, int T, int N>
+  [[gnu::always_inline]] void sum_lines(const S (&w)[R], int p, Ints (&sum)[R][N]) const {
+    for (int m = 0; m < N; ++m)
+      for (int r = 0; r < R; ++r) sum[r][m] = start<B, Sub>(T + m);
 #pragma GCC unroll 8
-      for (int line = 0; line < kLines; ++line)
-        for (int r = 0; r < R; ++r) {
-          const auto c = w[r].template codes<B, Sub>(p, line);
-          for (int m = 0; m < M; ++m)
-            sum[r][m] = V::template dot<S::kLargest>(sum[r][m], c, four<Sub>(m, line));
-        }
+    for (int line = 0; line < kLines; ++line)
+      for (int r = 0; r < R; ++r) {
+        const auto c = w[r].template codes<B, Sub>(p, line);
+        for (int m = 0; m < N; ++m)
+          sum[r][m] = V::template dot<S::kLargest>(sum[r][m], c, four<Sub>(T + m, line));
+      }
+  }
+
+  template <int B, int Sub, int T, int N>
+  [[gnu::always_inline]] void add_sub(const S (&w)[R], int p, Floats (&part)[R][N]) const {
+    Ints sum[R][N];
+    if constexpr (V::template kWordLines<S::kLargest> > 1)
+      sum_words<B, Sub, T>(w, p, sum);
+    else
+      sum_lines<B, Sub, T>(w, p, sum);
     for (int r = 0; r < R; ++r) {
       const Floats scale = w[r].template scale<B, Sub>(p);
-      for (int m = 0; m < M; ++m) {
+      for (int m = 0; m < N; ++m) {
         const Floats dot = V::to_floats(sum[r][m]);
         if constexpr (Sub == 0)
           part[r][m] = V::mul(dot, scale);
@@ -94,11 +103,11 @@ struct BlockDot {
     }
   }
 
-  template <int B, int Sub>
+  template <int B, int Sub, int T, int N>
   [[gnu::always_inline]] void subtract_min(const S (&w)[R], int p, Floats (&y)[R][M]) const {
     for (int r = 0; r < R; ++r) {
       const Floats min = w[r].template min<B, Sub>(p);
-      for (int m = 0; m < M; ++m) {
+      for (int m = T; m < T + N; ++m) {
         const InputBlock& block = input[m * stride];
         const float sum = S::kSubs == 1 ? block.negative_sum : block.negative_half_sum[Sub];
         y[r][m] = V::fma(min, V::set(sum), y[r][m]);
@@ -106,21 +115,22 @@ struct BlockDot {
     }
   }
 
-  /// y += one block of 32 k, and on to the next.
-  template <int B>
-  [[gnu::always_inline]] void add_block(const S (&w)[R], int p, Floats (&y)[R][M]) {
-    Floats part[R][M];
-    add_sub<B, 0>(w, p, part);
-    if constexpr (S::kSubs > 1) add_sub<B, 1>(w, p, part);
-    for (int m = 0; m < M; ++m) {
-      const Floats scale = V::set(input[m * stride].scale);
-      for (int r = 0; r < R; ++r) y[r][m] = V::fma(part[r][m], scale, y[r][m]);
+  /// y += one block of 32 k of tokens [T, M).
+  template <int B, int T = 0>
+  [[gnu::always_inline]] void add_tokens(const S (&w)[R], int p, Floats (&y)[R][M]) const {
+    constexpr int N = kAtOnce < M - T ? kAtOnce : M - T;
+    Floats part[R][N];
+    add_sub<B, 0, T>(w, p, part);
+    if constexpr (S::kSubs > 1) add_sub<B, 1, T>(w, p, part);
+    for (int m = 0; m < N; ++m) {
+      const Floats scale = V::set(input[(T + m) * stride].scale);
+      for (int r = 0; r < R; ++r) y[r][T + m] = V::fma(part[r][m], scale, y[r][T + m]);
     }
     if constexpr (S::kHasMin) {
-      subtract_min<B, 0>(w, p, y);
-      if constexpr (S::kSubs > 1) subtract_min<B, 1>(w, p, y);
+      subtract_min<B, 0, T, N>(w, p, y);
+      if constexpr (S::kSubs > 1) subtract_min<B, 1, T, N>(w, p, y);
     }
-    ++input;
+    if constexpr (T + N < M) add_tokens<B, T + N>(w, p, y);
   }
 
   /// y += the first `periods` periods of tiles [0, count) of R row groups. `ahead`: prefetch what
@@ -138,8 +148,12 @@ struct BlockDot {
             const auto* next = reinterpret_cast<const uint8_t*>(tiles[r] + i) + kPrefetchAhead;
             for (int64_t b = 0; b < kPeriodBytes; b += 64) V::prefetch(next + p * kPeriodBytes + b);
           }
-        add_block<0>(w, p, y);
-        if constexpr (S::kBlocks > 1) add_block<1>(w, p, y);
+        add_tokens<0>(w, p, y);
+        ++input;
+        if constexpr (S::kBlocks > 1) {
+          add_tokens<1>(w, p, y);
+          ++input;
+        }
       }
     }
   }
@@ -196,17 +210,17 @@ void dot_direct(const uint8_t* packed, int64_t group_bytes, const Input& input, 
     for (int r = 0; r < R; ++r) V::store_f32(out + m * stride + 16 * r, y[r][m]);
 }
 
-/// out[m, 16 R] += R row groups, M tokens, `periods` periods each of decoded tiles [0, count).
+/// out[m, out_stride] += R row groups, M tokens, `periods` periods each of decoded tiles [0, count).
 template <class V, class S, int R, int M>
 void add_decoded(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t count, int periods,
-                 const InputBlock* input, int64_t stride, float* out) {
+                 const InputBlock* input, int64_t stride, float* out, int64_t out_stride) {
   typename V::Floats y[R][M];
   for (int m = 0; m < M; ++m)
-    for (int r = 0; r < R; ++r) y[r][m] = V::load_f32(out + 16 * (m * R + r));
+    for (int r = 0; r < R; ++r) y[r][m] = V::load_f32(out + m * out_stride + 16 * r);
   BlockDot<V, Decoded<V, S>, R, M>{input, stride}.template add_tiles<false>(tiles, count,
                                                                            periods, y);
   for (int m = 0; m < M; ++m)
-    for (int r = 0; r < R; ++r) V::store_f32(out + 16 * (m * R + r), y[r][m]);
+    for (int r = 0; r < R; ++r) V::store_f32(out + m * out_stride + 16 * r, y[r][m]);
 }
 
 /// The next `bytes` bytes of R row groups, fetched in equal shares while this stretch is computed:
@@ -229,26 +243,28 @@ struct Ahead {
 template <class V, class S, int R, int M = V::template kTokensPerPass<S::kSubs>>
 void add_decoded_tokens(const typename Decoded<V, S>::Tile* const (&tiles)[R], int64_t count,
                         int periods, const InputBlock* input, int64_t stride, int64_t tokens,
-                        float* out, Ahead<V, R>& ahead) {
-  for (; tokens >= M; tokens -= M, input += M * stride, out += 16 * R * M) {
+                        float* out, int64_t out_stride, Ahead<V, R>& ahead) {
+  for (; tokens >= M; tokens -= M, input += M * stride, out += M * out_stride) {
     ahead.fetch();
-    add_decoded<V, S, R, M>(tiles, count, periods, input, stride, out);
+    add_decoded<V, S, R, M>(tiles, count, periods, input, stride, out, out_stride);
   }
   if constexpr (M > 1)
-    add_decoded_tokens<V, S, R, M - 1>(tiles, count, periods, input, stride, tokens, out, ahead);
+    add_decoded_tokens<V, S, R, M - 1>(tiles, count, periods, input, stride, tokens, out,
+                                       out_stride, ahead);
 }
 
 /// Many tokens: each stretch of kChunk k is decoded once, then read for every token, while the next
 /// one comes from memory.
 template <class V, class S, int R>
 void dot_decoded(const uint8_t* packed, int64_t group_bytes, const Input& input, int64_t token,
-                 int64_t tokens, float* out) {
+                 int64_t tokens, float* out, int64_t out_stride) {
   using D = Decoded<V, S>;
   constexpr int64_t kSpan = 32 * S::kPeriods * S::kBlocks, kMostTiles = kChunk / kSpan;
   typename D::Tile decoded[R][kMostTiles];
   const typename D::Tile* tiles[R];
   for (int r = 0; r < R; ++r) tiles[r] = decoded[r];
-  for (int64_t i = 0; i < tokens * R; ++i) V::store_f32(out + 16 * i, V::zero());
+  for (int64_t i = 0; i < tokens; ++i)
+    for (int r = 0; r < R; ++r) V::store_f32(out + i * out_stride + 16 * r, V::zero());
   const int64_t stride = input.k / 32;
   for (int64_t k = 0; k < input.k; k += kChunk) {
     const int64_t left = (input.k - k) / kSpan, count = left < kMostTiles ? left : kMostTiles;
@@ -266,7 +282,7 @@ void dot_decoded(const uint8_t* packed, int64_t group_bytes, const Input& input,
                       (tokens - 1) / V::template kTokensPerPass<S::kSubs> + 1);
     const InputBlock* blocks = input.blocks + token * stride + k / 32;
     add_decoded_tokens<V, S, R>(tiles, left > 0 ? count : 1, left > 0 ? S::kPeriods : last.periods,
-                                blocks, stride, tokens, out, ahead);
+                                blocks, stride, tokens, out, out_stride, ahead);
   }
 }
 
@@ -286,8 +302,12 @@ void dot_blocks(const Matrix& w, const Input& input, int64_t group, int64_t grou
   const int64_t group_bytes = static_cast<int64_t>(kTileRows * row_bytes(w.format, w.k));
   const uint8_t* packed = w.data + group * group_bytes;
   if (tokens > V::kMostDirect) {
-    if (groups == 2) return dot_decoded<V, S, 2>(packed, group_bytes, input, token, tokens, out);
-    return dot_decoded<V, S, 1>(packed, group_bytes, input, token, tokens, out);
+    if constexpr (V::kPairsDecoded)
+      if (groups == 2)
+        return dot_decoded<V, S, 2>(packed, group_bytes, input, token, tokens, out, 32);
+    for (int64_t g = 0; g < groups; ++g, packed += group_bytes, out += 16)
+      dot_decoded<V, S, 1>(packed, group_bytes, input, token, tokens, out, 16 * groups);
+    return;
   }
   if constexpr (V::kMostPaired > 1)
     if (groups == 2 && tokens > 1 && tokens <= V::kMostPaired)

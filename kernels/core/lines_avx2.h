@@ -18,11 +18,18 @@ struct Avx2Lines {
   static constexpr bool kFoldShifts = false;
   static constexpr int kMostDirect = 8;  ///< tokens; for more, decoding a tile once pays
   static constexpr int kMostPaired = 1;
+  static constexpr bool kPairsDecoded = false;
+  /// Eight of the sixteen registers hold the sums of four tokens; of more, reading packed tiles,
+  /// three at a time measured best.
+  template <int kTokens>
+  static constexpr int kTokensAtOnce = kTokens <= 4 ? kTokens : 3;
   template <int kSubs>
-  static constexpr int kTokensPerPass = 2;
+  static constexpr int kTokensPerPass = 4;
   /// A word takes two products of a code and a token's, which is at most 127, per line.
   template <int kLargest>
   static constexpr int kWordLines = kLargest > 127 ? 1 : INT16_MAX / (2 * 127 * kLargest);
+  template <int kLargest>
+  static constexpr bool kCentres = kLargest > 127;
   using Words = Ints;
 
   static Codes load(const uint8_t* p) { return {half(p), half(p + 32)}; }
@@ -59,8 +66,8 @@ struct Avx2Lines {
   template <int kLargest>
   static Ints dot(Ints sum, Codes c, const int8_t* four) {
     const __m256i x = spread(four);
-    return {_mm256_add_epi32(sum.low, dot_half<kLargest>(c.low, x)),
-            _mm256_add_epi32(sum.high, dot_half<kLargest>(c.high, x))};
+    return in_order({_mm256_add_epi32(sum.low, dot_half<kLargest>(c.low, x)),
+                     _mm256_add_epi32(sum.high, dot_half<kLargest>(c.high, x))});
   }
   /// Sums of two products of neighbours, in 16 bits; see kWordLines.
   static Words word_products(Codes c, const int8_t* four) {
@@ -68,7 +75,7 @@ struct Avx2Lines {
     return {_mm256_maddubs_epi16(c.low, x), _mm256_maddubs_epi16(c.high, x)};
   }
   static Words add_words(Words a, Words b) {
-    return {_mm256_add_epi16(a.low, b.low), _mm256_add_epi16(a.high, b.high)};
+    return in_order({_mm256_add_epi16(a.low, b.low), _mm256_add_epi16(a.high, b.high)});
   }
   static Ints add_pairs(Ints sum, Words w) {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -163,6 +170,12 @@ struct Avx2Lines {
   }
 
  private:
+  /// Keeps the compiler from adding in another order: GCC would first have all products, then add
+  /// them, and so need many times the registers.
+  [[gnu::always_inline]] static Ints in_order(Ints sum) {
+    asm("" : "+x"(sum.low), "+x"(sum.high));
+    return sum;
+  }
   static __m256i spread(const int8_t* four) {
     int32_t word;
     __builtin_memcpy(&word, four, 4);
@@ -189,11 +202,11 @@ struct Avx2Lines {
   static __m256i dot_half(__m256i c, __m256i x) {
     if constexpr (kLargest <= 127)
       return _mm256_madd_epi16(_mm256_maddubs_epi16(c, x), _mm256_set1_epi16(1));
-    // Codes up to 255: even and odd bytes apart, in 16 bits, so that nothing saturates.
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0xff)),
-                                           _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(c, 8), _mm256_srai_epi16(x, 8));
-    return _mm256_add_epi32(even, odd);
+    // Minus 128 a code's magnitude is at most 128, and two products of it fit 16 bits.
+    const __m256i centred = _mm256_xor_si256(c, bytes(128));
+    const __m256i products =
+        _mm256_maddubs_epi16(_mm256_abs_epi8(centred), _mm256_sign_epi8(x, centred));
+    return _mm256_madd_epi16(products, _mm256_set1_epi16(1));
   }
   static __m256 power_half(__m256 n) {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));

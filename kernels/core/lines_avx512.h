@@ -14,10 +14,15 @@ struct Avx512Lines {
   static constexpr bool kFoldShifts = true;
   static constexpr int kMostDirect = 8;  ///< tokens; for more, decoding a tile once pays
   static constexpr int kMostPaired = 4;
+  static constexpr bool kPairsDecoded = true;
+  template <int kTokens>
+  static constexpr int kTokensAtOnce = kTokens;
   template <int kSubs>
   static constexpr int kTokensPerPass = kSubs == 1 ? 6 : 4;
   template <int kLargest>
   static constexpr int kWordLines = 1;
+  template <int kLargest>
+  static constexpr bool kCentres = false;
 
   static Codes load(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static void store(uint8_t* p, Codes c) { _mm512_storeu_si512(p, c); }

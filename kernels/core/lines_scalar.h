@@ -28,12 +28,21 @@ struct ScalarLines {
   /// Most tokens for which two row groups side by side need fewer loads and still no spills; one
   /// token reads one group at a time, in one stream.
   static constexpr int kMostPaired = 1;
-  /// Tokens of one register block with two row groups, by sub-blocks per 32 k.
+  /// Whether two decoded row groups are read side by side.
+  static constexpr bool kPairsDecoded = true;
+  /// Tokens of a register block of kTokens whose sums are in registers at a time; the others wait
+  /// their turn with every block of 32 k.
+  template <int kTokens>
+  static constexpr int kTokensAtOnce = kTokens;
+  /// Tokens of one register block over decoded row groups, by sub-blocks per 32 k.
   template <int kSubs>
   static constexpr int kTokensPerPass = 2;
   /// Lines whose products with codes of up to kLargest a tier sums in 16 bits; 1: it doesn't.
   template <int kLargest>
   static constexpr int kWordLines = 1;
+  /// Whether `dot` takes codes of up to kLargest (255) less 128, so that no offset is left.
+  template <int kLargest>
+  static constexpr bool kCentres = false;
 
   template <class F>
   static Codes each_byte(F&& f) {

@@ -189,6 +189,39 @@ def test_awkward_tokens(fmt: Format) -> None:
     assert_product(y[fine], seen, w)
 
 
+# First byte of each fp16 number in a block, and the block's bytes.
+HALVES: dict[Format, tuple[tuple[int, ...], int]] = {
+    "q8_0": ((0,), 34),
+    "q5_0": ((0,), 22),
+    "q5_1": ((0, 2), 24),
+    "q4_0": ((0,), 18),
+    "q4_1": ((0, 2), 20),
+    "q2_k": ((80, 82), 84),
+    "q3_k": ((108,), 110),
+    "q4_k": ((0, 2), 144),
+    "q5_k": ((0, 2), 176),
+    "q6_k": ((208,), 210),
+}
+
+
+@pytest.mark.parametrize("fmt", HALVES)
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
+def test_the_largest_codes_do_not_overflow(fmt: Format, byte: int) -> None:
+    """Blocks of one byte throughout, so codes at an end of their range, meet tokens of +-127."""
+    n, k = 16, 256
+    at, size = HALVES[fmt]
+    rows = np.full((n, k // kernels.block_elements(fmt), size), byte, np.uint8)
+    for first in at:
+        rows[:, :, first : first + 2] = np.array([1.5], np.float16).view(np.uint8)
+    rows = rows.reshape(n, -1)
+    w = kernels.dequantize(rows, fmt, k).astype(np.float64)
+    x = np.ones((20, k), np.float32)
+    x[1::2] = -1
+    x[2::4, ::2] = -1
+    for t in (1, 4, 8, 20):
+        assert_product(kernels.linear(x[:t], kernels.pack(rows, fmt, n, k), fmt, n), x[:t], w)
+
+
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
