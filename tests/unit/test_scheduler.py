@@ -203,8 +203,26 @@ def test_chunks_keep_to_the_limit() -> None:
         assert COST.seconds(decoding.plus(count + CHUNK_UNIT, start)) > 2.5 * idle
     assert policy.most(model, decoding, 0, 3) == 3
     assert policy.most(model, StepShape(0, 0, 0), 0, 2048) == 2048
-    assert policy.most(CostModel(), decoding, 0, 2048) == 64
+    assert policy.most(CostModel(), decoding, 0, 2048) == policy.unmeasured
     assert ChunkPolicy(seconds=10.0).most(model, decoding, 0, 2048) == 2048
+
+
+@pytest.mark.parametrize("token", [1e-5, 1e-3, 1e-2])
+def test_chunks_keep_to_the_limit_from_the_first_step_on(token: float) -> None:
+    """Whatever a prompt's tokens take; where they are cheap, chunks grow all the same."""
+    cost, model, policy = StepCost(0.008, token, 0.0, 0.0), CostModel(), ChunkPolicy()
+    decoding = StepShape(8, 8, 800)
+    idle = cost.seconds(decoding)
+    for _ in range(20):  # only decoding: it says nothing about prompts
+        model.observe(decoding, idle)
+    count = 0
+    for ran in range(300):
+        count = policy.most(model, decoding, 0, 2048)
+        step = decoding.plus(count, 0)
+        most = 1.05 * policy.slack if ran > 100 else 3
+        assert cost.seconds(step) <= most * idle or count <= policy.unmeasured
+        model.observe(step, cost.seconds(step))
+    assert cost.seconds(decoding.plus(2 * count + CHUNK_UNIT, 0)) > policy.slack * idle
 
 
 def steps(count: int, seed: int = 0) -> list[StepShape]:
