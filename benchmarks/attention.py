@@ -24,6 +24,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from spikeinfer import kernels
+from spikeinfer.compiler.backends.chains import one_link
 
 BLOCK = 32
 ASLEEP = 0.05  # until ONNX Runtime's threads no longer spin beside the yardsticks
@@ -155,10 +156,12 @@ class Layers:
 
     def _node(self, i: int, window: int) -> Any:
         index = ["slots", "seq_starts", "kv_lens", "block_tables"]
-        return helper.make_node(
+        inputs = ["q", "k", "v", f"k_pool{i}", f"v_pool{i}", *index]
+        outputs = [f"o{i}", f"k_pool_out{i}", f"v_pool_out{i}"]
+        link = helper.make_node(
             "Attention",
-            ["q", "k", "v", f"k_pool{i}", f"v_pool{i}", *index],
-            [f"o{i}", f"k_pool_out{i}", f"v_pool_out{i}"],
+            inputs,
+            outputs,
             domain="spike",
             heads=self.shape.heads,
             kv_heads=self.shape.kv_heads,
@@ -166,6 +169,7 @@ class Layers:
             window=window,
             kv_format=self.kv_format,
         )
+        return helper.make_node("Chain", inputs, outputs, domain="spike", links=one_link(link))
 
 
 def _model(nodes: list[Any]) -> bytes:

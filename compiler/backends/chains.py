@@ -1,8 +1,8 @@
 """Ops of ours that follow one another become one node, `Chain` (kernels/ops/link_text.h).
 
-Between two nodes ONNX Runtime needs microseconds, which in a small model is as much as a node takes.
-The links of a chain run one behind the other on threads that are asked for once, and read their
-weights out of one tensor, the whole weights file.
+Between two nodes ONNX Runtime needs microseconds, in a small model as much as a node takes. The
+links of a chain run one behind the other on threads that are asked for once, and read their weights
+out of one tensor, the whole weights file.
 
 before:
     embedding = Embedding(tokens, @table)
@@ -106,14 +106,24 @@ def _weights(emission: Emission) -> str:
     """The initialiser that is the whole weights file."""
     if WEIGHTS not in emission.initialisers:
         end = max(stored.offset + stored.length for stored in emission.stored.values())
-        emission.initialisers[WEIGHTS] = emission.external(WEIGHTS, TensorProto.UINT8, (end,), 0, end)
+        emission.initialisers[WEIGHTS] = emission.external(
+            WEIGHTS, TensorProto.UINT8, (end,), 0, end
+        )
     return WEIGHTS
 
 
 def _stored_word(tensor: TensorProto) -> str:
-    """"@4096:f32[576]": a constant by its place in the weights file."""
+    """ "@4096:f32[576]": a constant by its place in the weights file."""
     offset = next(entry.value for entry in tensor.external_data if entry.key == "offset")
     return f"@{offset}:{TYPE_NAMES[tensor.data_type]}[{','.join(map(str, tensor.dims))}]"
+
+
+def one_link(node: NodeProto) -> str:
+    """The text of a chain that is this node alone, with its inputs and outputs in their order."""
+    given = dict.fromkeys(filter(None, node.input))
+    words = {name: f"%{i}" for i, name in enumerate([*given, *node.output])}
+    returned = " ".join(words[name] for name in node.output)
+    return f"{link_line(node, {'': '-'} | words)}\nreturn {returned}"
 
 
 def link_line(node: NodeProto, words: dict[str, str]) -> str:
