@@ -210,10 +210,10 @@ def test_the_largest_codes_do_not_overflow(fmt: Format, byte: int) -> None:
     """Blocks of one byte throughout, so codes at an end of their range, meet tokens of +-127."""
     n, k = 16, 256
     at, size = HALVES[fmt]
-    rows = np.full((n, k // kernels.block_elements(fmt), size), byte, np.uint8)
+    blocks = np.full((n, k // kernels.block_elements(fmt), size), byte, np.uint8)
     for first in at:
-        rows[:, :, first : first + 2] = np.array([1.5], np.float16).view(np.uint8)
-    rows = rows.reshape(n, -1)
+        blocks[:, :, first : first + 2] = np.array([1.5], np.float16).view(np.uint8)
+    rows = blocks.reshape(n, -1)
     w = kernels.dequantize(rows, fmt, k).astype(np.float64)
     x = np.ones((20, k), np.float32)
     x[1::2] = -1
