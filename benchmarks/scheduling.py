@@ -3,8 +3,7 @@
     .venv/bin/python -P benchmarks/scheduling.py .cache/models/SmolLM2-135M-Instruct [--only stalls]
 
 stalls: time between tokens of eight streams while a prompt of 2,048 tokens runs, over what it is
-without it, with prompts in chunks and in one step. Without, chunks and one step take turns, each
-with a loop that knows nothing yet; ratios are within a turn, given are medians over the turns.
+without (p99 and median), with prompts in chunks and without.
 prefix: time to first token of a second request that shares 1,024 tokens, over the first's; medians.
 simulator: three loads in turns, in pieces of a few seconds, each run for real and in the simulator.
 Step costs, and how much steps differ from them, are learnt from other requests right before and
@@ -45,8 +44,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quantization", default="q4_k_m", help="of the weights")
     parser.add_argument("--kv-cache", default="f16", help="format of the cache")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=5, help="of stalls")
-    parser.add_argument("--slack", type=float, nargs="+", default=[ChunkPolicy().slack])
     parser.add_argument("--seconds", type=float, default=4.0, help="of arrivals, each piece")
     parser.add_argument("--pieces", type=int, default=6, help="of each load")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="of the simulator")
@@ -103,43 +100,28 @@ class Bench:
         ]  # fmt: skip
 
 
-def stalls(bench: Bench, turns: int, slacks: Sequence[float]) -> None:
+def stalls(bench: Bench) -> None:
     """Eight streams beside a long prompt."""
-    policies = {f"slack {s}": SchedulingPolicy(chunks=ChunkPolicy(slack=s)) for s in slacks}
-    policies["one step"] = UNCHUNKED
-    idle: list[tuple[float, float]] = []
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in policies}
-    for _ in range(turns):
-        alone = bench.run([Arrival(0, bench.prompt(32), 240) for _ in range(8)], bench.loop())
-        idle.append((alone.between_tokens(0.5), alone.between_tokens(0.99)))
-        for name, policy in policies.items():
-            gaps, first = beside_prompt(bench, policy)
-            found[name].append((*np.quantile(gaps, (0.5, 0.99)).tolist(), first))
-    median, tail = np.array(idle).T
-    print(f"idle: p50 {1e3 * np.median(median):.1f} ms, p99 {np.median(tail / median):.2f}x of it")
-    for name, rows in found.items():
-        p50, p99, first = np.array(rows).T
+    for name, policy in (("chunks", None), ("no chunks", UNCHUNKED)):
+        loop = bench.loop(policy)
+        warm = [Arrival(0, bench.prompt(40 + 60 * i), 24) for i in range(8)]
+        bench.run(warm, loop)  # the cost model learns
+        alone = bench.run([Arrival(0, bench.prompt(32), 120) for _ in range(8)], loop)
+        idle, noise = alone.between_tokens(0.5), alone.between_tokens(0.99)
+        streams = [Arrival(0, bench.prompt(32), 360) for _ in range(8)]
+        outcome = bench.run([*streams, Arrival(0.3, bench.prompt(2048), 2)], loop)
+        first = 0.3 + outcome.completions[-1].timings.tokens[0]
+        gaps = []
+        for completion in outcome.completions[:8]:
+            moments = np.array(completion.timings.tokens)
+            during = (moments[1:] > 0.3) & (moments[:-1] < first)
+            gaps += np.diff(moments)[during].tolist()
         print(
-            f"{name}: p50 {np.median(p50 / median):.2f}x idle p50, p99 "
-            f"{np.median(p99 / median):.2f}x idle p50 and {np.median(p99 / tail):.2f}x idle p99 "
-            f"(turns {', '.join(f'{ratio:.2f}' for ratio in p99 / tail)}); "
-            f"the prompt's first token after {np.median(first):.2f} s",
+            f"{name}: idle {1e3 * idle:.1f} ms, p99 {noise / idle:.2f}x; beside the prompt "
+            f"p50 {np.median(gaps) / idle:.2f}x, p99 {np.quantile(gaps, 0.99) / idle:.2f}x; "
+            f"the prompt's first token after {first - 0.3:.2f} s",
             flush=True,
         )
-
-
-def beside_prompt(bench: Bench, policy: SchedulingPolicy) -> tuple[list[float], float]:
-    """Times between tokens of the streams while the prompt waits for its first, and that time."""
-    come, length = 0.3, 150 if policy is UNCHUNKED else 700
-    streams = [Arrival(0, bench.prompt(32), length) for _ in range(8)]
-    outcome = bench.run([*streams, Arrival(come, bench.prompt(2048), 1)], bench.loop(policy))
-    first = outcome.completions[-1].timings.tokens[0]
-    gaps: list[float] = []
-    for completion in outcome.completions[:8]:
-        moments = np.array(completion.timings.tokens)
-        during = (moments[1:] > come) & (moments[:-1] < come + first)
-        gaps += np.diff(moments)[during].tolist()
-    return gaps, first
 
 
 def prefix(bench: Bench) -> None:
@@ -230,7 +212,7 @@ def main() -> None:
             bench = Bench(engine)
             bench.run([Arrival(0, bench.prompt(300), 4)], bench.loop())
             if arguments.only in (None, "stalls"):
-                stalls(bench, arguments.turns, arguments.slack)
+                stalls(bench)
             if arguments.only in (None, "prefix"):
                 prefix(bench)
             if arguments.only in (None, "simulator"):

@@ -2,8 +2,7 @@
 
 Decoding never waits for a prompt, it only shares steps with it: what a prompt may add to a step is
 bounded, so that the time between two tokens of the others stays within a small multiple of what it
-is without the prompt. What a step costs is learnt on the way, so a chunk begins small and makes a
-step at most twice as large as those that the costs were learnt from.
+is without the prompt.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class ChunkPolicy:
     Attributes:
         slack: such a step may take this many times as long as without prompts.
         seconds: and at least this long; None = no such floor.
-        unmeasured: tokens while the cost model has seen no step with a part of a prompt.
+        unmeasured: tokens while the cost model knows nothing yet.
 
     Raises:
         SpikeError: SPK608, a value out of range.
@@ -31,7 +30,7 @@ class ChunkPolicy:
 
     slack: float = 2.0
     seconds: float | None = None
-    unmeasured: int = 8
+    unmeasured: int = 64
 
     def __post_init__(self) -> None:
         require_real("slack", self.slack, finite=False)
@@ -49,10 +48,8 @@ class ChunkPolicy:
         """
         if decoding.tokens == 0 or left <= CHUNK_UNIT:
             return left
-        cost = model.cost
-        left = min(left, max(self.unmeasured, 2 * model.reach - decoding.tokens))
-        if cost is None:
-            return left
+        if (cost := model.cost) is None:
+            return min(left, self.unmeasured)
         limit = max(self.seconds or 0.0, self.slack * cost.seconds(decoding))
         low, high = 1, left // CHUNK_UNIT
         while low < high:  # most units that keep to the limit

@@ -162,18 +162,16 @@ class Scheduler:
         if not self.lengths.unknown:  # nobody is ever delayed
             return
         fresh = [request for request in self.waiting if not request.ordered]
-        looked = bool(fresh) and self.lengths.due(now)
-        if looked:
+        if fresh and self.lengths.due(now):
             for request, seconds in zip(fresh, self.lengths.delays(fresh), strict=True):
                 self._delay(request, seconds)
                 request.ordered = True
-        overdue = [r for r in (*self.waiting, *self.running) if self.lengths.overdue(r, now)]
-        for request in overdue:
-            self._delay(request, 0.0)
-            request.ordered = True  # whatever would be guessed
-        if looked or overdue:
-            self.waiting.sort(key=_rank)
-            self.running.sort(key=_rank)
+        for request in (*self.waiting, *self.running):
+            if self.lengths.overdue(request, now):
+                self._delay(request, 0.0)
+                request.ordered = True  # whatever would be guessed
+        self.waiting.sort(key=_rank)
+        self.running.sort(key=_rank)
 
     def _delay(self, request: Request, seconds: float) -> None:
         """Rank a request so much behind its place by class and submission."""

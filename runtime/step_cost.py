@@ -7,7 +7,6 @@ tokens (few), one of many by arithmetic (token), and attention by the cache (rea
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -76,16 +75,10 @@ class CostModel:
 
     Args:
         cost: to begin with; None = nothing is known.
-
-    Attributes:
-        reach: tokens of the largest step with a part of a prompt that `cost` was fitted to. Far
-            beyond it `cost` is a guess: from steps that only decode, nobody can tell what a token
-            of a prompt takes. All, for a cost to begin with.
     """
 
     def __init__(self, cost: StepCost | None = None) -> None:
         self._cost = cost
-        self.reach = 0 if cost is None else sys.maxsize
         self._samples = {mixed: deque[tuple[StepShape, float]](maxlen=SAMPLES) for mixed in (0, 1)}
         self._unused = 0
 
@@ -96,7 +89,6 @@ class CostModel:
         if self._unused >= due:
             self._unused = 0
             self._cost = fit([*self._samples[0], *self._samples[1]])
-            self.reach = max((shape.tokens for shape, _ in self._samples[1]), default=0)
         return self._cost
 
     def observe(self, shape: StepShape, seconds: float) -> None:
