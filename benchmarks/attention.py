@@ -24,7 +24,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from spikeinfer import kernels
-from spikeinfer.compiler.backends.chains import one_link
+from spikeinfer.compiler.backends.chains import chain_node
 
 BLOCK = 32
 ASLEEP = 0.05  # until ONNX Runtime's threads no longer spin beside the yardsticks
@@ -76,7 +76,7 @@ def row_bytes(kv_format: str, dim: int) -> int:
 
 
 class Layers:
-    """A session of one Attention node per layer, bound to its inputs and caches."""
+    """A session of one Attention link per layer, bound to its inputs and caches."""
 
     def __init__(self, shape: Shape, kv_format: str, case: Case, layers: int, threads: int) -> None:
         self.shape, self.case = shape, case
@@ -156,12 +156,10 @@ class Layers:
 
     def _node(self, i: int, window: int) -> Any:
         index = ["slots", "seq_starts", "kv_lens", "block_tables"]
-        inputs = ["q", "k", "v", f"k_pool{i}", f"v_pool{i}", *index]
-        outputs = [f"o{i}", f"k_pool_out{i}", f"v_pool_out{i}"]
-        link = helper.make_node(
+        return helper.make_node(
             "Attention",
-            inputs,
-            outputs,
+            ["q", "k", "v", f"k_pool{i}", f"v_pool{i}", *index],
+            [f"o{i}", f"k_pool_out{i}", f"v_pool_out{i}"],
             domain="spike",
             heads=self.shape.heads,
             kv_heads=self.shape.kv_heads,
@@ -169,7 +167,6 @@ class Layers:
             window=window,
             kv_format=self.kv_format,
         )
-        return helper.make_node("Chain", inputs, outputs, domain="spike", links=one_link(link))
 
 
 def _model(nodes: list[Any]) -> bytes:
@@ -185,7 +182,8 @@ def _model(nodes: list[Any]) -> bytes:
         [helper.make_tensor_value_info(name, kind, None) for name, kind in side.items()]
         for side in (kinds, outputs)
     ]
-    graph = helper.make_graph(nodes, "attention", *ports)
+    chain = chain_node(nodes, list(outputs), "layers")
+    graph = helper.make_graph([chain], "attention", *ports)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("spike", 1)]
     model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
     return model

@@ -1,4 +1,4 @@
-"""Where the time of one decode step goes: by kind of node, between nodes, and in Python.
+"""Where the time of one decode step goes: by kind of op, between nodes, and in Python.
 
     python benchmarks/step.py .cache/engines/smollm2 [--context 32] [--steps 64] [--rounds 7]
 
@@ -193,7 +193,7 @@ def report(rounds: list[Round]) -> None:
     lines.append(("ONNX Runtime: its nodes, between", "", rest))
     for name in rounds[0].python:
         lines.append((f"Python: {name}", "", statistics.median(r.python[name] for r in rounds)))
-    print(f"{'part':36} {'nodes':>5} {'us':>8}  share")
+    print(f"{'part':36} {'links':>5} {'us':>8}  share")
     for name, count, us in lines:
         print(f"{name:36} {count:>5} {us:8.1f}  {us / step:6.1%}")
     span = f"({min(r.step for r in rounds):.1f} - {max(r.step for r in rounds):.1f})"

@@ -1,6 +1,6 @@
 """Ops of ours that follow one another become one node, `Chain` (kernels/ops/link_text.h).
 
-Between two nodes ONNX Runtime needs microseconds, in a small model as much as a node takes. The
+Between two nodes ONNX Runtime needs microseconds, in a small model as many as a node takes. The
 links of a chain run one behind the other on threads that are asked for once, and read their weights
 out of one tensor, the whole weights file.
 
@@ -19,7 +19,8 @@ stage are one chain: none of them waits for a node that waits for another of the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -67,26 +68,44 @@ def _emit_chain(
     emission: Emission, nodes: Sequence[NodeProto], read: set[str], returned: set[str]
 ) -> None:
     """One node for these; its outputs are what others read and what leaves the graph."""
-    made = [name for node in nodes for name in node.output]
     stored = {n: emission.initialisers[n] for n in _inputs(nodes) if _is_stored(emission, n)}
-    inputs = [n for n in _inputs(nodes) if n not in stored and n not in made]
-    if stored:
-        inputs.insert(0, _weights(emission))
-    values = {name: f"%{i}" for i, name in enumerate([*inputs, *made])}
-    words = {"": "-"} | {n: _stored_word(t) for n, t in stored.items()} | values
-    outputs = [name for name in made if name in read or name in returned]
-    lines = [link_line(node, words) for node in nodes]
-    lines.append(" ".join(["return", *(values[name] for name in outputs)]))
-    chain = helper.make_node(
-        "Chain", inputs, outputs, emission.fresh("chain"), domain=DOMAIN, links="\n".join(lines)
-    )
-    emission.nodes.append(chain)
+    weights = _weights(emission) if stored else ""
     kinds = {name: kind for node in nodes for name, kind in _kinds(node)}
+    outputs = [name for name in kinds if name in read or name in returned]
+    emission.nodes.append(chain_node(nodes, outputs, emission.fresh("chain"), weights, stored))
     emission.between += [
         helper.make_tensor_value_info(name, kinds[name], None)
         for name in outputs
         if name not in returned
     ]
+
+
+def chain_node(
+    nodes: Sequence[NodeProto],
+    outputs: Sequence[str],
+    name: str,
+    weights: str = "",
+    stored: Mapping[str, TensorProto] = MappingProxyType({}),
+) -> NodeProto:
+    """The node whose links these nodes are.
+
+    Args:
+        nodes: of our domain, each behind those that it reads.
+        outputs: what of their results leaves the chain.
+        name: of the node.
+        weights: the tensor that holds the stored ones.
+        stored: constants by name that are a byte range of it.
+    """
+    made = [name for node in nodes for name in node.output]
+    inputs = [n for n in _inputs(nodes) if n not in stored and n not in made]
+    if stored:
+        inputs.insert(0, weights)
+    values = {name: f"%{i}" for i, name in enumerate([*inputs, *made])}
+    words = {"": "-"} | {n: _stored_word(t) for n, t in stored.items()} | values
+    lines = [_line(node, words) for node in nodes]
+    lines.append(" ".join(["return", *(values[name] for name in outputs)]))
+    links = "\n".join(lines)
+    return helper.make_node("Chain", inputs, list(outputs), name, domain=DOMAIN, links=links)
 
 
 def _inputs(nodes: Iterable[NodeProto]) -> list[str]:
@@ -106,27 +125,18 @@ def _weights(emission: Emission) -> str:
     """The initialiser that is the whole weights file."""
     if WEIGHTS not in emission.initialisers:
         end = max(stored.offset + stored.length for stored in emission.stored.values())
-        emission.initialisers[WEIGHTS] = emission.external(
-            WEIGHTS, TensorProto.UINT8, (end,), 0, end
-        )
+        whole = emission.external(WEIGHTS, TensorProto.UINT8, (end,), 0, end)
+        emission.initialisers[WEIGHTS] = whole
     return WEIGHTS
 
 
 def _stored_word(tensor: TensorProto) -> str:
-    """ "@4096:f32[576]": a constant by its place in the weights file."""
+    """A constant by its place in the weights file, such as ``@4096:f32[576]``."""
     offset = next(entry.value for entry in tensor.external_data if entry.key == "offset")
     return f"@{offset}:{TYPE_NAMES[tensor.data_type]}[{','.join(map(str, tensor.dims))}]"
 
 
-def one_link(node: NodeProto) -> str:
-    """The text of a chain that is this node alone, with its inputs and outputs in their order."""
-    given = dict.fromkeys(filter(None, node.input))
-    words = {name: f"%{i}" for i, name in enumerate([*given, *node.output])}
-    returned = " ".join(words[name] for name in node.output)
-    return f"{link_line(node, {'': '-'} | words)}\nreturn {returned}"
-
-
-def link_line(node: NodeProto, words: dict[str, str]) -> str:
+def _line(node: NodeProto, words: dict[str, str]) -> str:
     """A link as text: outputs, op, inputs, attributes."""
     outputs = [words[name] for name in node.output]
     inputs = [words[name] for name in node.input]

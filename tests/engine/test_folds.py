@@ -35,7 +35,7 @@ SIZES = {
 FEWER_HEADS = {name: size for name, size in SIZES.items() if name != "head_dim"}
 # Configuration, and what of `COUNTED` its graph has.
 MODELS: dict[str, tuple[PreTrainedConfig, dict[str, int]]] = {
-    # Norms of single heads. Norms behind a block come before the stream is added: they stay.
+    # Norms of single heads. Norms behind a block add the stream.
     "gemma3": (Gemma3TextConfig(**SIZES), {"Qkv": 2, "RmsNorm": 4, "Head": 1}),
     # The logits are capped behind the product.
     "gemma2": (Gemma2Config(**SIZES), {"Qkv": 2, "RmsNorm": 4, "Choose": 1}),
@@ -46,7 +46,7 @@ MODELS: dict[str, tuple[PreTrainedConfig, dict[str, int]]] = {
         {"Qkv": 2, "Head": 1},
     ),
 }
-COUNTED = ("Qkv", "RmsNorm", "Rope", "Head", "Choose")
+COUNTED = ("Qkv", "RmsNorm", "Rope", "Head", "Choose", "Add")
 
 
 def built(source: Path, target: Path, **options: object) -> Path:
@@ -55,12 +55,11 @@ def built(source: Path, target: Path, **options: object) -> Path:
 
 
 def nodes_of(engine: Path) -> Counter[str]:
-    """ONNX Runtime's nodes, and the links of ours."""
     model = onnx.load(engine / "rank0.engine", load_external_data=False)
     chains = [node for node in model.graph.node if node.op_type == "Chain"]
-    others = Counter(node.op_type for node in model.graph.node if node.op_type != "Chain")
-    links = [line for node in chains for line in node.attribute[0].s.decode().splitlines()[:-1]]
-    return others + Counter(line.split(" = ")[1].split()[0] for line in links)
+    texts = [attribute.s.decode() for node in chains for attribute in node.attribute]
+    links = [line.split(" = ")[1].split()[0] for text in texts for line in text.splitlines()[:-1]]
+    return Counter([*(node.op_type for node in model.graph.node), *links])
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, save_model
 from onnx.external_data_helper import set_external_data
-from spikeinfer.compiler.backends.chains import one_link
+from spikeinfer.compiler.backends.chains import chain_node
 from spikeinfer.kernels import _kernels, best_tier, cpu_features, ops_library
 
 EXACT_MEMORY = bool(os.environ.get("SPIKE_EXACT_MEMORY"))
@@ -81,11 +81,8 @@ def op_session(tmp_path: Path) -> OpSession:
         **attributes: object,
     ) -> ort.InferenceSession:
         names = list(order) if order is not None else [*inputs, *(weights or {})]
-        given = list(dict.fromkeys(filter(None, names)))
         link = helper.make_node(op, names, list(outputs), domain="spike", **attributes)
-        node = helper.make_node(
-            "Chain", given, list(outputs), f"the_{op}", domain="spike", links=one_link(link)
-        )
+        node = chain_node([link], list(outputs), f"the_{op}")
         graph = helper.make_graph(
             [node],
             op,

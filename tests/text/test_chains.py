@@ -1,111 +1,160 @@
-"""Graphs of ONNX nodes before and after ours have become chains."""
+"""Nodes of ours that follow one another become one node."""
 
 from __future__ import annotations
 
-from onnx import TensorProto, helper
-from spikeinfer.compiler.backends.chains import chain_nodes, one_link
-from spikeinfer.compiler.backends.emission import DOMAIN, Emission, StoredTensor
-from spikeinfer.compiler.backends.folds import Folds
-from spikeinfer.compiler.ir import Users, parse_graph
+from collections.abc import Iterable
 
-EMPTY = parse_graph("graph step fused {\n}\n")
+import onnx
+from onnx import NodeProto, TensorProto, helper
+from spikeinfer.compiler.backends.chains import chain_nodes
+from spikeinfer.compiler.backends.emission import Emission, StoredTensor
+from spikeinfer.compiler.backends.folds import Folds
+from spikeinfer.compiler.ir import Graph, Users, parse_graph
+
+EMPTY = """graph g placed {
+  input %x : f32[T, 4]
+  output %x
+}
+"""
 STORED = {
-    "w": StoredTensor(TensorProto.UINT8, (512,), 4096, 512),
-    "n": StoredTensor(TensorProto.FLOAT, (16,), 8192, 64),
+    "table": StoredTensor(TensorProto.UINT8, (1000,), 4096, 1000),
+    "norm": StoredTensor(TensorProto.FLOAT, (64,), 8192, 256),
+    "half": StoredTensor(TensorProto.FLOAT16, (64,), 12288, 128),
 }
 
 
-def emission(*lines: str, outputs: tuple[str, ...]) -> Emission:
-    """Nodes from lines such as "y = spike.Linear x @w k=16"; "y = Cos x" is ONNX Runtime's."""
-    made = Emission(EMPTY, STORED, "rank0.weights", Folds(Users(EMPTY)))
-    for line in lines:
-        results, call = line.split(" = ")
-        name, *words = call.split()
-        inputs = ["" if word == "-" else word for word in words if "=" not in word]
-        given = dict(word.split("=") for word in words if "=" in word)
-        attributes = {k: int(v) if v.isdigit() else v for k, v in given.items()}
-        op, domain = name.removeprefix("spike."), DOMAIN if name.startswith("spike.") else ""
-        made.nodes.append(
-            helper.make_node(op, inputs, results.split(), domain=domain, **attributes)
-        )
-        for word in inputs:
-            at = STORED.get(word.removeprefix("@"))
-            if word.startswith("@") and at is not None:
-                made.initialisers[word] = made.external(
-                    word, at.dtype, at.shape, at.offset, at.length
-                )
-    made.outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
-    return made
+def emission_of(nodes: Iterable[NodeProto], outputs: Iterable[str]) -> Emission:
+    """As after all nodes of a graph are there; constants are written @name."""
+    graph: Graph = parse_graph(EMPTY)
+    emission = Emission(graph, STORED, "rank0.weights", Folds(Users(graph)))
+    emission.nodes = list(nodes)
+    for name, at in STORED.items():
+        tensor = emission.external(f"@{name}", at.dtype, at.shape, at.offset, at.length)
+        emission.initialisers[f"@{name}"] = tensor
+    emission.initialisers["ones"] = helper.make_tensor("ones", TensorProto.FLOAT, [64], [1.0] * 64)
+    emission.outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs
+    ]
+    return emission
 
 
-def text(made: Emission) -> str:
-    """The nodes; chains with their links below them."""
+def ours(op: str, inputs: str, outputs: str, **attributes: object) -> NodeProto:
+    names = ["" if name == "-" else name for name in inputs.split()]
+    return helper.make_node(op, names, outputs.split(), domain="spike", **attributes)
+
+
+def theirs(op: str, inputs: str, output: str) -> NodeProto:
+    return helper.make_node(op, inputs.split(), [output])
+
+
+def text_of(emission: Emission) -> list[str]:
+    """A line per node, and the links of chains below them."""
     lines = []
-    for node in made.nodes:
-        lines.append(f"{' '.join(node.output)} = {node.op_type} {' '.join(node.input)}")
+    for node in emission.nodes:
+        lines.append(f"{' '.join(node.output)} = {node.op_type}({' '.join(node.input)})")
         for attribute in node.attribute:
-            if attribute.name == "links":
-                lines += [f"  {link}" for link in attribute.s.decode().splitlines()]
-    return "\n".join(lines)
+            lines += [f"  {line}" for line in attribute.s.decode().splitlines()]
+    return lines
 
 
-def test_nodes_that_follow_one_another_are_one() -> None:
-    made = emission(
-        "h = spike.RmsNorm x @n",
-        "y = spike.Linear h @w - x format=q8_0 k=16 n=16",
-        "z = spike.Linear y @w format=q8_0 k=16 n=16",
-        outputs=("z",),
+def chained(nodes: Iterable[NodeProto], *outputs: str) -> Emission:
+    emission = emission_of(nodes, outputs)
+    chain_nodes(emission)
+    return emission
+
+
+def test_nodes_in_a_row_and_constants_by_their_place() -> None:
+    emission = chained(
+        [
+            ours("Embedding", "tokens @table", "e", format="q8_0", n=10, k=64),
+            ours("RmsNorm", "e @norm e", "n", eps=1e-5),
+            ours("RmsNorm", "n ones", "y", eps=0.1),
+        ],
+        "y",
     )
-    chain_nodes(made)
-    assert text(made) == (
-        "z = Chain @weights x\n"
-        "  %2 = RmsNorm %1 @8192:f32[16]\n"
-        "  %3 = Linear %2 @4096:u8[512] - %1 format=q8_0 k=16 n=16\n"
-        "  %4 = Linear %3 @4096:u8[512] format=q8_0 k=16 n=16\n"
-        "  return %4"
+    assert text_of(emission) == [
+        "y = Chain(@weights tokens ones)",
+        "  %3 = Embedding %1 @4096:u8[1000] format=q8_0 k=64 n=10",
+        "  %4 = RmsNorm %3 @8192:f32[64] %3 eps=1e-05",
+        "  %5 = RmsNorm %4 %2 eps=0.1",
+        "  return %5",
+    ]
+    weights = emission.initialisers["@weights"]
+    assert list(emission.initialisers) == ["ones", "@weights"]
+    assert weights.dims == [12288 + 128]
+    found = {entry.key: entry.value for entry in weights.external_data}
+    assert found == {"location": "rank0.weights", "offset": "0", "length": "12416"}
+
+
+def test_what_is_left_out_and_what_others_read() -> None:
+    """Angles are of ONNX Runtime and wait for nothing: they go first."""
+    emission = chained(
+        [
+            ours("RmsNorm", "x ones", "h", eps=1.0),
+            theirs("Cos", "angles", "cos"),
+            theirs("Sin", "angles", "sin"),
+            ours("Rope", "h cos sin", "r", style="half"),
+            ours("Linear", "r w - h", "y", format="f32", n=64, k=64),
+            theirs("Neg", "h", "z"),
+        ],
+        "y",
+        "z",
     )
-    assert list(made.initialisers) == ["@weights"]
-    place = {entry.key: entry.value for entry in made.initialisers["@weights"].external_data}
-    assert place == {"location": "rank0.weights", "offset": "0", "length": "8256"}
+    assert text_of(emission) == [
+        "cos = Cos(angles)",
+        "sin = Sin(angles)",
+        "h y = Chain(x ones cos sin w)",
+        "  %5 = RmsNorm %0 %1 eps=1.0",
+        "  %6 = Rope %5 %2 %3 style=half",
+        "  %7 = Linear %6 %4 - %5 format=f32 k=64 n=64",
+        "  return %5 %7",
+        "z = Neg(h)",
+    ]
+    assert [value.name for value in emission.between] == ["h"]
 
 
-def test_a_chain_ends_where_another_s_node_needs_it() -> None:
-    made = emission(
-        "a = spike.Linear x @w",
-        "c = Cos p",
-        "s = Sigmoid a",
-        "b = spike.RmsNorm a @n",
-        "y = spike.Rope b c s",
-        outputs=("y",),
+def test_a_node_of_another_kind_between_makes_two_chains() -> None:
+    """c does not wait for the cast and joins the first; f16 constants stay as they are."""
+    emission = chained(
+        [
+            ours("RmsNorm", "x @norm", "a", eps=1.0),
+            theirs("Mul", "a @half", "b"),
+            ours("RmsNorm", "a @norm", "c", eps=1.0),
+            ours("RmsNorm", "b c", "d", eps=1.0),
+        ],
+        "d",
     )
-    chain_nodes(made)
-    assert text(made) == (
-        "c = Cos p\n"
-        "a b = Chain @weights x\n"
-        "  %2 = Linear %1 @4096:u8[512]\n"
-        "  %3 = RmsNorm %2 @8192:f32[16]\n"
-        "  return %2 %3\n"
-        "s = Sigmoid a\n"
-        "y = Chain b c s\n"
-        "  %3 = Rope %0 %1 %2\n"
-        "  return %3"
+    assert text_of(emission) == [
+        "a c = Chain(@weights x)",
+        "  %2 = RmsNorm %1 @8192:f32[64] eps=1.0",
+        "  %3 = RmsNorm %2 @8192:f32[64] eps=1.0",
+        "  return %2 %3",
+        "b = Mul(a @half)",
+        "d = Chain(b c)",
+        "  %2 = RmsNorm %0 %1 eps=1.0",
+        "  return %2",
+    ]
+    assert set(emission.initialisers) == {"@half", "@weights"}
+
+
+def test_types_between_chains_are_told() -> None:
+    """ONNX Runtime can't know what a chain's outputs are."""
+    emission = chained(
+        [
+            ours("Route", "x", "weights ids", experts=4, k=2),
+            theirs("Identity", "ids", "same"),
+            ours("MoE", "x weights same gate up down", "y"),
+        ],
+        "y",
     )
-    assert [value.name for value in made.between] == ["a", "b"]
+    kinds = {value.name: value.type.tensor_type.elem_type for value in emission.between}
+    assert kinds == {"weights": TensorProto.FLOAT, "ids": TensorProto.INT64}
 
 
-def test_a_result_that_leaves_the_graph_leaves_its_chain() -> None:
-    made = emission("a = spike.RmsNorm x @n", "y = spike.RmsNorm a @n", outputs=("a", "y"))
-    chain_nodes(made)
-    assert text(made).endswith("return %2 %3")
-    assert not made.between
-
-
-def test_a_graph_without_our_ops_stays() -> None:
-    made = emission("y = Cos x", "z = Sigmoid y", outputs=("z",))
-    chain_nodes(made)
-    assert text(made) == "y = Cos x\nz = Sigmoid y"
-
-
-def test_a_chain_of_one() -> None:
-    node = helper.make_node("Linear", ["x", "w", "", "x"], ["y"], k=16, norm_eps=1e-5)
-    assert one_link(node) == "%2 = Linear %0 %1 - %0 k=16 norm_eps=1e-05\nreturn %2"
+def test_no_node_of_ours_nothing_to_do() -> None:
+    nodes = [theirs("Neg", "x", "y")]
+    emission = chained(nodes, "y")
+    assert [onnx.helper.printable_node(n) for n in emission.nodes] == [
+        onnx.helper.printable_node(n) for n in nodes
+    ]
+    assert not emission.initialisers
