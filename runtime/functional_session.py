@@ -9,6 +9,7 @@ first block. An engine whose step is one token gets a prompt token by token.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -115,5 +116,5 @@ class FunctionalSession:
 
 
 def _float_pool(shape: tuple[int, ...]) -> NDArray[np.float32]:
-    size = int(np.prod(shape, dtype=np.int64))
+    size = math.prod(shape)
     return pool_memory(4 * size).view(np.float32).reshape(shape)

@@ -7,6 +7,7 @@ that are wanted are written; which of each row is best comes out beside them.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ class StreamingSession:
         self._bound = (*inputs.sizes, wanted)
 
     def _bind_pool(self, name_in: str, name_out: str, shape: tuple[int, ...]) -> None:
-        pool = pool_memory(int(np.prod(shape, dtype=np.int64)))
+        pool = pool_memory(math.prod(shape))
         self._pools.append(pool)
         address = pool.ctypes.data
         self._binding.bind_input(name_in, "cpu", 0, np.uint8, shape, address)
