@@ -41,9 +41,10 @@ MODELS: dict[str, tuple[PreTrainedConfig, dict[str, int]]] = {
     "gemma2": (Gemma2Config(**SIZES), {"Qkv": 2, "RmsNorm": 4, "Choose": 1}),
     # Norms of all heads at once, no norm in front of the products.
     "olmo2": (Olmo2Config(**FEWER_HEADS), {"Qkv": 2, "RmsNorm": 4, "Head": 1}),
+    # One add of embeddings, of tokens and of positions.
     "gpt2": (
         GPT2Config(vocab_size=256, n_embd=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2),
-        {"Qkv": 2, "Head": 1},
+        {"Qkv": 2, "Head": 1, "Add": 1},
     ),
 }
 COUNTED = ("Qkv", "RmsNorm", "Rope", "Head", "Choose", "Add")
