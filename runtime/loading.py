@@ -17,7 +17,6 @@ from .chat import ChatTemplate
 from .checks import require_count
 from .functional_session import FunctionalSession
 from .grammar import Grammars
-from .heap import roomy_heap
 from .kv_pool import session_limits
 from .session import Session, SessionLimits
 from .streaming_session import StreamingSession
@@ -108,8 +107,7 @@ def load_engine(
         return replace(before, session=_open_session(directory, options))
     # One behind the other: beside each other they took a fifth longer, both busy with page faults.
     session = _open_session(directory, options)
-    with roomy_heap():
-        codec = TextCodec.open(directory.path)
+    codec = TextCodec.open(directory.path)
     template = ChatTemplate.open(directory.path, codec.special_tokens) if codec else None
     generation = read_json(directory.path / GENERATION_CONFIG)
     return LoadedEngine(

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from ..errors import SpikeError
 from .detokenizer import StreamingDetokenizer
+from .heap import roomy_heap
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -53,7 +54,8 @@ class TextCodec:
         if not path.is_file():
             return None
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            with roomy_heap():
+                tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception for every cause
             raise _unreadable(path, error) from error
         named = read_json(directory / SPECIAL_TOKENS_FILE)

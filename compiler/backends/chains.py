@@ -26,7 +26,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
-from .emission import DOMAIN, Emission
+from .emission import DOMAIN, Emission, StoredTensor
 
 WEIGHTS = "@weights"
 TYPE_NAMES = {TensorProto.FLOAT: "f32", TensorProto.UINT8: "u8"}
@@ -125,8 +125,8 @@ def _weights(emission: Emission) -> str:
     """The initialiser that is the whole weights file."""
     if WEIGHTS not in emission.initialisers:
         end = max(stored.offset + stored.length for stored in emission.stored.values())
-        whole = emission.external(WEIGHTS, TensorProto.UINT8, (end,), 0, end)
-        emission.initialisers[WEIGHTS] = whole
+        whole = StoredTensor(TensorProto.UINT8, (end,), 0, end)
+        emission.initialisers[WEIGHTS] = emission.external(WEIGHTS, whole)
     return WEIGHTS
 
 

@@ -146,24 +146,20 @@ class Emission:
         name = f"@{const.name}"
         if name not in self.initialisers:
             if const.name in self.stored:
-                at = self.stored[const.name]
-                tensor = self.external(name, at.dtype, at.shape, at.offset, at.length)
-                self.initialisers[name] = tensor
+                self.initialisers[name] = self.external(name, self.stored[const.name])
             else:
                 assert const.data is not None, const
                 self.initialisers[name] = numpy_helper.from_array(const.data, name)
         return name
 
-    def external(
-        self, name: str, dtype: int, shape: Sequence[int], offset: int, length: int
-    ) -> onnx.TensorProto:
+    def external(self, name: str, stored: StoredTensor) -> onnx.TensorProto:
         """An initialiser that is a byte range of the weights file."""
-        tensor = TensorProto(name=name, data_type=dtype, dims=shape)
+        tensor = TensorProto(name=name, data_type=stored.dtype, dims=stored.shape)
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (
             ("location", self.weights_file),
-            ("offset", offset),
-            ("length", length),
+            ("offset", stored.offset),
+            ("length", stored.length),
         ):
             tensor.external_data.add(key=key, value=str(value))
         return tensor

@@ -1,8 +1,8 @@
 """Which nodes a kernel computes on the way, so that they need no node of their own.
 
 Our kernels can normalise what they read (`norm_eps`), rotate what they write (Qkv), add to a norm
-(RmsNorm), and pick the best of a row (Head). What a node means is the IR's business and
-does not change; this is the choice of instructions for it, and the bits are the same.
+(RmsNorm), and pick the best of a row (Head). What a node means is the IR's business and does not
+change; this is the choice of instructions for it, and the bits are the same.
 
 - An rms_norm that one product alone reads goes in front of that product.
 - An add to an rms_norm that nothing else reads is done by the norm.

@@ -33,7 +33,6 @@ class Chain {
   const std::vector<Link>& links() const { return links_; }
   const std::vector<Place>& places() const { return places_; }  ///< by number of a value
   size_t inputs() const { return inputs_; }
-  size_t slots() const { return slots_; }
   /// "spike.Linear 'chain.0:7'": a link by its op, its node and its number.
   std::string name_of(size_t link) const;
 

@@ -22,7 +22,7 @@ struct OrtCustomOp;
 
 enum OrtErrorCode { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
 enum OrtElementType { ORT_ANY = 0, ORT_F32 = 1, ORT_U8 = 2, ORT_I32 = 6, ORT_I64 = 7 };
-enum OrtPortKind { ORT_REQUIRED = 0, ORT_VARIADIC = 2 };
+enum OrtPortKind { ORT_VARIADIC = 2 };
 enum OrtMemoryKind { ORT_MEMORY_DEFAULT = 0 };
 
 /// Table of functions; `unused` members stand for those between the ones used.

@@ -20,8 +20,7 @@ struct RmsNorm final : Kernel {
     w.require({dim}, "w");
     const float* residual = context.optional(2, x.shape(), "residual");
     float* y = static_cast<float*>(context.output(0, x.shape()));
-    rms_norm(context.parallel(), x.as<float>(), w.as<float>(), rows, dim, eps, y,
-             residual);
+    rms_norm(context.parallel(), x.as<float>(), w.as<float>(), rows, dim, eps, y, residual);
   }
 
   float eps;

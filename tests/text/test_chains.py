@@ -29,8 +29,7 @@ def emission_of(nodes: Iterable[NodeProto], outputs: Iterable[str]) -> Emission:
     emission = Emission(graph, STORED, "rank0.weights", Folds(Users(graph)))
     emission.nodes = list(nodes)
     for name, at in STORED.items():
-        tensor = emission.external(f"@{name}", at.dtype, at.shape, at.offset, at.length)
-        emission.initialisers[f"@{name}"] = tensor
+        emission.initialisers[f"@{name}"] = emission.external(f"@{name}", at)
     emission.initialisers["ones"] = helper.make_tensor("ones", TensorProto.FLOAT, [64], [1.0] * 64)
     emission.outputs = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs
