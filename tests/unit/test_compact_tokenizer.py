@@ -31,11 +31,21 @@ def test_it_is_smaller_and_gives_the_same_ids(tmp_path: Path, spaced: bool) -> N
     _tokenizer(spaced).save(str(path), pretty=True)
     compact = compact_tokenizer(path)
     assert len(compact) < path.stat().st_size
-    first = json.loads(compact)["model"]["merges"][0]
-    assert first == (["l", "o"] if spaced else "l o")
+    model = json.loads(compact)["model"]
+    assert model["merges"][0] == (["l", "o"] if spaced else "l o")
+    assert list(model["vocab"]) == sorted(model["vocab"], key=str.encode)
     before, after = Tokenizer.from_file(str(path)), Tokenizer.from_str(compact.decode())
     assert after.to_str() == before.to_str()
     assert after.encode(TEXT).ids == before.encode(TEXT).ids
+
+
+def test_a_vocabulary_whose_order_is_the_ids_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    pieces = [("<unk>", 0.0), ("lower", -1.0), ("low", -2.0)]
+    Tokenizer(models.Unigram(pieces, unk_id=0)).save(str(path), pretty=True)
+    after = Tokenizer.from_str(compact_tokenizer(path).decode())
+    assert after.to_str() == Tokenizer.from_file(str(path)).to_str()
+    assert after.encode("lowerlow").ids == [1, 2]
 
 
 @pytest.mark.parametrize("content", [b"{not json", b"{}", b"\xff"])
