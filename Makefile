@@ -64,8 +64,9 @@ quickstart: install
 models: install
 	$(BIN)/python benchmarks/models.py all
 
+# Files of tests side by side, at most four: each process holds a model or two.
 test: models $(VENV)/tensorrt
-	$(BIN)/pytest -q tests/unit tests/text tests/numeric tests/engine
+	$(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile tests/unit tests/text tests/numeric tests/engine
 
 # Builds engines for NVIDIA GPUs, also where there is none. Without it its tests are skipped.
 $(VENV)/tensorrt: $(VENV)/installed

@@ -200,7 +200,7 @@ def main() -> None:
     """Train, simulate, print."""
     arguments = parse()
     base, token, row, read = arguments.cost
-    cost = StepCost(base, token, row, read)
+    cost = StepCost(base, token, row, read, chunk_read=read)
     ratios: dict[str, list[NDArray[np.float64]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         cases = orders(arguments.requests, arguments.most, Path(folder))

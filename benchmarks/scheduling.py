@@ -3,7 +3,7 @@
     .venv/bin/python -P benchmarks/scheduling.py .cache/models/SmolLM2-135M-Instruct [--only stalls]
 
 stalls: time between tokens of eight streams while a prompt of 2,048 tokens runs, over what it is
-without (p99 and median), with prompts in chunks and without.
+without (p99 over the median and over p99), with prompts in chunks and without, in turns.
 prefix: time to first token of a second request that shares 1,024 tokens, over the first's; medians.
 simulator: three loads in turns, in pieces of a few seconds, each run for real and in the simulator.
 Step costs, and how much steps differ from them, are learnt from other requests right before and
@@ -44,6 +44,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quantization", default="q4_k_m", help="of the weights")
     parser.add_argument("--kv-cache", default="f16", help="format of the cache")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5, help="of stalls")
     parser.add_argument("--seconds", type=float, default=4.0, help="of arrivals, each piece")
     parser.add_argument("--pieces", type=int, default=6, help="of each load")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="of the simulator")
@@ -100,28 +101,46 @@ class Bench:
         ]  # fmt: skip
 
 
-def stalls(bench: Bench) -> None:
-    """Eight streams beside a long prompt."""
-    for name, policy in (("chunks", None), ("no chunks", UNCHUNKED)):
-        loop = bench.loop(policy)
-        warm = [Arrival(0, bench.prompt(40 + 60 * i), 24) for i in range(8)]
-        bench.run(warm, loop)  # the cost model learns
-        alone = bench.run([Arrival(0, bench.prompt(32), 120) for _ in range(8)], loop)
-        idle, noise = alone.between_tokens(0.5), alone.between_tokens(0.99)
-        streams = [Arrival(0, bench.prompt(32), 360) for _ in range(8)]
-        outcome = bench.run([*streams, Arrival(0.3, bench.prompt(2048), 2)], loop)
-        first = 0.3 + outcome.completions[-1].timings.tokens[0]
-        gaps = []
-        for completion in outcome.completions[:8]:
-            moments = np.array(completion.timings.tokens)
-            during = (moments[1:] > 0.3) & (moments[:-1] < first)
-            gaps += np.diff(moments)[during].tolist()
+def stalls(bench: Bench, rounds: int) -> None:
+    """Eight streams beside a long prompt, with chunks and without in turns; medians."""
+    policies = {"chunks": None, "no chunks": UNCHUNKED}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in policies}
+    for _ in range(rounds):
+        for name, policy in policies.items():
+            found[name].append(stall(bench, bench.loop(policy)))
+    for name, figures in found.items():
+        middle = {key: np.median([one[key] for one in figures]) for key in figures[0]}
+        tails = [one["p99"] / one["idle"] for one in figures]
         print(
-            f"{name}: idle {1e3 * idle:.1f} ms, p99 {noise / idle:.2f}x; beside the prompt "
-            f"p50 {np.median(gaps) / idle:.2f}x, p99 {np.quantile(gaps, 0.99) / idle:.2f}x; "
-            f"the prompt's first token after {first - 0.3:.2f} s",
+            f"{name}: idle {1e3 * middle['idle']:.1f} ms, p99 {1e3 * middle['idle p99']:.1f} ms; "
+            f"beside the prompt p50 {1e3 * middle['p50']:.1f} ms, p99 {1e3 * middle['p99']:.1f} ms "
+            f"= {np.median(tails):.2f}x idle ({min(tails):.2f} to {max(tails):.2f}), "
+            f"{np.median([one['p99'] / one['idle p99'] for one in figures]):.2f}x idle p99; "
+            f"the prompt's first token after {middle['first']:.2f} s",
             flush=True,
         )
+
+
+def stall(bench: Bench, loop: BatchLoop) -> dict[str, float]:
+    """Seconds between tokens of eight streams alone and while a prompt runs, and of the prompt."""
+    warm = [Arrival(0, bench.prompt(40 + 60 * i), 24) for i in range(8)]
+    bench.run(warm, loop)  # the cost model learns
+    alone = bench.run([Arrival(0, bench.prompt(32), 120) for _ in range(8)], loop)
+    streams = [Arrival(0, bench.prompt(32), 600) for _ in range(8)]
+    outcome = bench.run([*streams, Arrival(0.3, bench.prompt(2048), 2)], loop)
+    first = 0.3 + outcome.completions[-1].timings.tokens[0]
+    gaps = []
+    for completion in outcome.completions[:8]:
+        moments = np.array(completion.timings.tokens)
+        during = (moments[1:] > 0.3) & (moments[:-1] < first)
+        gaps += np.diff(moments)[during].tolist()
+    return {
+        "idle": alone.between_tokens(0.5),
+        "idle p99": alone.between_tokens(0.99),
+        "p50": float(np.quantile(gaps, 0.5)),
+        "p99": float(np.quantile(gaps, 0.99)),
+        "first": first - 0.3,
+    }
 
 
 def prefix(bench: Bench) -> None:
@@ -212,7 +231,7 @@ def main() -> None:
             bench = Bench(engine)
             bench.run([Arrival(0, bench.prompt(300), 4)], bench.loop())
             if arguments.only in (None, "stalls"):
-                stalls(bench)
+                stalls(bench, arguments.rounds)
             if arguments.only in (None, "prefix"):
                 prefix(bench)
             if arguments.only in (None, "simulator"):

@@ -20,17 +20,20 @@ class ChunkPolicy:
     """Limits prompt tokens in steps with decoding sequences; alone, prompts take the whole step.
 
     Attributes:
-        slack: such a step may take this many times as long as without prompts.
+        slack: such a step may take this many times as long as without prompts, as foretold; with
+            1.75 the slowest hundredth stays below three times.
         seconds: and at least this long; None = no such floor.
-        unmeasured: tokens while the cost model knows nothing yet.
+        unmeasured: tokens while the cost model knows nothing yet. From there a step may be at
+            most twice as wide as any that was measured: one that waited for a single far too
+            large chunk would be a stall, whatever is learnt from it.
 
     Raises:
         SpikeError: SPK608, a value out of range.
     """
 
-    slack: float = 2.0
+    slack: float = 1.75
     seconds: float | None = None
-    unmeasured: int = 64
+    unmeasured: int = 16
 
     def __post_init__(self) -> None:
         require_real("slack", self.slack, finite=False)
@@ -50,6 +53,8 @@ class ChunkPolicy:
             return left
         if (cost := model.cost) is None:
             return min(left, self.unmeasured)
+        reach = max(CHUNK_UNIT, self.unmeasured, 2 * model.widest - decoding.tokens)
+        left = min(left, reach)
         limit = max(self.seconds or 0.0, self.slack * cost.seconds(decoding))
         low, high = 1, left // CHUNK_UNIT
         while low < high:  # most units that keep to the limit

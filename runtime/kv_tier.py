@@ -176,7 +176,7 @@ class KvTier:
     def _pays(self, pool: BlockPool, start: int, blocks: int, cost: StepCost) -> bool:
         assert self._byte_seconds is not None  # something was stored
         tokens = blocks * pool.block_size
-        computing = cost.token * tokens + cost.read * reads(tokens, start)
+        computing = cost.token * tokens + cost.chunk_read * reads(tokens, start)
         if self._byte_seconds * self._blocks.block_bytes * blocks < computing:
             return True
         self._byte_seconds *= FORGIVENESS

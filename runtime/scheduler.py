@@ -21,7 +21,7 @@ from .kv_tier import KvTier
 from .length_order import LengthOrder, LengthPolicy
 from .qos import QosPolicy
 from .sequence import Request
-from .step_cost import CostModel, StepShape, reads
+from .step_cost import CostModel, StepShape
 
 
 @dataclass(frozen=True)
@@ -273,11 +273,8 @@ def _share(request: Request, count: int) -> Share:
 
 def step_shape(shares: Sequence[Share]) -> StepShape:
     """What the step of these shares costs by."""
-    return StepShape(
-        tokens=sum(share.count for share in shares),
-        rows=sum(share.completes for share in shares),
-        reads=sum(reads(share.count, share.request.computed) for share in shares),
-    )
+    parts = ((share.count, share.request.computed) for share in shares)
+    return StepShape.of(parts, sum(share.completes for share in shares))
 
 
 def _rank(request: Request) -> tuple[float, int]:

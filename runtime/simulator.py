@@ -95,9 +95,9 @@ class SimulatedSession:
 
     def step(self, inputs: StepInputs) -> NDArray[np.float32]:
         """Let the step's time pass; every logit is 0."""
-        reads = int(inputs.positions.sum()) + inputs.positions.size
-        rows = inputs.logit_rows.size
-        seconds = self._cost.seconds(StepShape(inputs.tokens.size, rows, reads))
+        starts, rows = inputs.seq_starts, inputs.logit_rows.size
+        parts = zip(np.diff(starts).tolist(), inputs.positions[starts[:-1]].tolist(), strict=True)
+        seconds = self._cost.seconds(StepShape.of(parts, rows))
         self.seconds += seconds * (self._random.choice(self._noise) if self._noise else 1.0)
         return np.zeros((rows, self.limits.vocab_size), np.float32)
 

@@ -1,15 +1,16 @@
 """How long a step takes, learnt from the steps that ran.
 
-seconds = base + few * min(tokens, 16) + token * tokens + row * logit rows + read * KV tokens read,
-all >= 0. A step of few tokens is bound by reading the weights (base) and by kernels for single
-tokens (few), one of many by arithmetic (token), and attention by the cache (read).
+seconds = base + few * min(tokens, 16) + token * tokens + row * logit rows + read * KV tokens read
++ chunk_read * KV tokens read by chunks, all >= 0. A step of few tokens is bound by reading the
+weights (base) and by kernels for single tokens (few), one of many by arithmetic (token); attention
+reads the cache for each single token (read), but for a chunk's tokens together (chunk_read).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +30,38 @@ class StepShape:
     Attributes:
         tokens: new tokens.
         rows: tokens whose logits are wanted.
-        reads: cached and new tokens that each new token attends to, summed.
+        reads: cached and new tokens that each token which is its sequence's only one attends to,
+            summed.
+        chunk_reads: the same of all other tokens.
     """
 
     tokens: int
     rows: int
     reads: int
+    chunk_reads: int = 0
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[int, int]], rows: int) -> StepShape:
+        """The shape of a step.
+
+        Args:
+            parts: of each sequence, how many new tokens and the position of the first.
+            rows: see the class.
+        """
+        shape = cls(0, rows, 0)
+        for count, start in parts:
+            shape = shape.plus(count, start)
+        return shape
 
     def plus(self, count: int, start: int) -> StepShape:
-        """This shape with `count` tokens of a prompt from position `start` on."""
-        return StepShape(self.tokens + count, self.rows, self.reads + reads(count, start))
+        """This shape and one more sequence's `count` tokens from position `start` on."""
+        more, alone = reads(count, start), count == 1
+        return replace(
+            self,
+            tokens=self.tokens + count,
+            reads=self.reads + more * alone,
+            chunk_reads=self.chunk_reads + more * (not alone),
+        )
 
 
 def reads(count: int, start: int) -> int:
@@ -54,7 +77,8 @@ class StepCost:
         base: of any step.
         token: of each token.
         row: of each logit row.
-        read: of each token read from the cache.
+        read: of each token read from the cache, for a token alone.
+        chunk_read: of each token read from the cache, for a token among others of its sequence.
         few: of each of the first `FEW` tokens, besides.
     """
 
@@ -62,12 +86,14 @@ class StepCost:
     token: float
     row: float
     read: float
+    chunk_read: float
     few: float = 0.0
 
     def seconds(self, shape: StepShape) -> float:
         """Predicted time of a step."""
         tokens = self.token * shape.tokens + self.few * min(shape.tokens, FEW)
-        return self.base + tokens + self.row * shape.rows + self.read * shape.reads
+        attention = self.read * shape.reads + self.chunk_read * shape.chunk_reads
+        return self.base + tokens + self.row * shape.rows + attention
 
 
 class CostModel:
@@ -81,13 +107,16 @@ class CostModel:
         self._cost = cost
         self._samples = {mixed: deque[tuple[StepShape, float]](maxlen=SAMPLES) for mixed in (0, 1)}
         self._unused = 0
+        self._news = False
+        self.widest = 0
+        """Most tokens of a step that was observed: what is said of far wider ones is a guess."""
 
     @property
     def cost(self) -> StepCost | None:
         """What is known by now. Fitted when asked for: most steps decode, and nobody asks then."""
         due = FIRST_FIT if self._cost is None else REFIT_EVERY
-        if self._unused >= due:
-            self._unused = 0
+        if self._unused >= due or (self._news and self._cost is not None):
+            self._unused, self._news = 0, False
             self._cost = fit([*self._samples[0], *self._samples[1]])
         return self._cost
 
@@ -95,6 +124,8 @@ class CostModel:
         """Learn from a step that ran."""
         self._samples[shape.tokens > shape.rows].append((shape, seconds))
         self._unused += 1
+        self._news |= shape.tokens > self.widest
+        self.widest = max(self.widest, shape.tokens)
 
 
 def fit(samples: Iterable[tuple[StepShape, float]]) -> StepCost:
@@ -105,9 +136,7 @@ def fit(samples: Iterable[tuple[StepShape, float]]) -> StepCost:
     """
     pairs = list(samples)
     seconds = np.array([max(s, 1e-9) for _, s in pairs])
-    features = np.array(
-        [(1, s.tokens, s.rows, s.reads, min(s.tokens, FEW)) for s, _ in pairs], float
-    )
+    features = np.array([_features(shape) for shape, _ in pairs], float)
     # Relative to what is predicted: relative to what was measured, slow steps would count for less
     # and the whole be foretold too fast.
     scale, weights = seconds, np.ones(len(pairs))
@@ -119,10 +148,16 @@ def fit(samples: Iterable[tuple[StepShape, float]]) -> StepCost:
     return StepCost(*found.tolist())
 
 
+def _features(shape: StepShape) -> tuple[int, ...]:
+    """What the fields of `StepCost` are multiplied by."""
+    few = min(shape.tokens, FEW)
+    return 1, shape.tokens, shape.rows, shape.reads, shape.chunk_reads, few
+
+
 def _non_negative(
     features: NDArray[np.float64], wanted: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Least squares with the most negative coefficient set to 0 until none is left, ``[5]``."""
+    """Least squares with the most negative coefficient set to 0 until none is left."""
     free = list(range(features.shape[1]))
     found = np.zeros(features.shape[1])
     scale = np.maximum(np.abs(features).max(0), 1e-300)  # reads are thousands, the constant is one

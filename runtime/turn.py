@@ -15,7 +15,7 @@ from .logprobs import token_logprobs
 from .sampling import Choice, choose_best, choose_rows, unusable
 from .scheduler import Share
 from .session import BestLogits, SessionLimits
-from .step_cost import StepShape, reads
+from .step_cost import StepShape
 
 FloatRows = NDArray[np.float32]
 
@@ -124,11 +124,8 @@ def add_drafts(turns: Sequence[Turn], budget: int, limits: SessionLimits, pool: 
 
 def turns_shape(turns: Sequence[Turn]) -> StepShape:
     """What the step of these turns costs by."""
-    return StepShape(
-        tokens=sum(len(turn.tokens) for turn in turns),
-        rows=sum(len(turn.rows) for turn in turns),
-        reads=sum(reads(len(turn.tokens), turn.request.computed) for turn in turns),
-    )
+    parts = ((len(turn.tokens), turn.request.computed) for turn in turns)
+    return StepShape.of(parts, sum(len(turn.rows) for turn in turns))
 
 
 def settle(turns: Sequence[Turn], found: FloatRows | BestLogits) -> None:

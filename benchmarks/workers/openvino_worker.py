@@ -1,8 +1,9 @@
 """Runs inside OpenVINO GenAI's venv; commands as in `serve.py`.
 
 One prompt goes through LLMPipeline, several through ContinuousBatchingPipeline, both with their
-defaults but for threads and prefix caching. Scoring compiles the same model with the same defaults
-in OpenVINO itself: the pipelines show no logits.
+defaults but for threads, prefix caching and, for several, the tokens of a step: with its 256 the
+first of 32 prompts would decode beside the last. Scoring compiles the same model with the same
+defaults in OpenVINO itself: the pipelines show no logits.
 """
 
 from __future__ import annotations
@@ -79,8 +80,10 @@ class Session:
     def several(self) -> genai.ContinuousBatchingPipeline:
         """The pipeline for several sequences; made when first needed."""
         if self._several is None:
+            config = scheduler()
+            config.max_num_batched_tokens = 2048
             self._several = genai.ContinuousBatchingPipeline(
-                self.path, scheduler(), "CPU", self.properties
+                self.path, config, "CPU", self.properties
             )
         return self._several
 

@@ -18,7 +18,7 @@ from spikeinfer.runtime.session import SessionLimits
 from spikeinfer.runtime.simulator import Arrival, Outcome, simulate
 from spikeinfer.runtime.step_cost import StepCost
 
-COST = StepCost(base=0.004, token=0.0003, row=0.0003, read=1e-8)
+COST = StepCost(base=0.004, token=0.0003, row=0.0003, read=1e-8, chunk_read=1e-8)
 SHORT, LONG = 8, 200
 
 

@@ -542,7 +542,7 @@ def open_tiered(directory: Path, token_seconds: float, size: int = 1 << 20) -> S
     """A toy with room for little more than a sequence, and steps said to cost so much a token."""
     loaded = open_toy(num_blocks=12)[0]._loaded
     engine = SpikeEngine.from_loaded(loaded, kv_tier=TierOptions(directory, size))
-    model = engine._loop.scheduler.costs = CostModel(StepCost(0.0, token_seconds, 0.0, 0.0))
+    model = engine._loop.scheduler.costs = CostModel(StepCost(0.0, token_seconds, 0.0, 0.0, 0.0))
     model.observe = lambda shape, seconds: None  # type: ignore[method-assign]
     return engine
 

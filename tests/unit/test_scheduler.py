@@ -6,6 +6,7 @@ a second.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import astuple
 
@@ -19,7 +20,7 @@ from spikeinfer.runtime.session import SessionLimits
 from spikeinfer.runtime.simulator import Arrival, Outcome, simulate
 from spikeinfer.runtime.step_cost import CostModel, StepCost, StepShape, fit
 
-COST = StepCost(base=0.0034, token=0.0003, row=0.0003, read=1e-8)
+COST = StepCost(base=0.0034, token=0.0003, row=0.0003, read=1e-8, chunk_read=1e-8)
 SIZES = {"max_num_tokens": 2048, "max_batch_size": 32, "max_seq_len": 4096}
 
 
@@ -191,8 +192,31 @@ def test_a_lone_request_waits_no_longer_than_the_window() -> None:
     assert at_once.completions[0].timings.queue == 0  # nobody else could join
 
 
+def test_chunks_are_at_most_twice_as_wide_as_what_was_measured() -> None:
+    model, policy = CostModel(), ChunkPolicy(slack=10.0)
+    decoding = StepShape(8, 8, 8 * 100)
+    for _ in range(20):  # nothing of them tells what more tokens cost
+        model.observe(decoding, COST.seconds(decoding))
+    widths = []
+    for _ in range(12):
+        shape = decoding.plus(policy.most(model, decoding, 0, 2048), 0)
+        model.observe(shape, COST.seconds(shape))
+        widths.append(shape.tokens)
+    assert widths[0] == 8 + 16
+    assert all(wide <= 2 * less for less, wide in itertools.pairwise(widths))
+    exact = policy.most(known(), decoding, 0, 2048)
+    assert widths[-1] - 8 == pytest.approx(exact, rel=0.2)
+
+
+def known() -> CostModel:
+    """It has seen the widest step there is, and its costs are exact."""
+    model = CostModel(COST)
+    model.widest = 2048
+    return model
+
+
 def test_chunks_keep_to_the_limit() -> None:
-    model, decoding = CostModel(COST), StepShape(8, 8, 8 * 100)
+    model, decoding = known(), StepShape(8, 8, 8 * 100)
     policy = ChunkPolicy(slack=2.5)
     idle = COST.seconds(decoding)
     for start in (0, 5000, 500_000):
@@ -203,8 +227,19 @@ def test_chunks_keep_to_the_limit() -> None:
         assert COST.seconds(decoding.plus(count + CHUNK_UNIT, start)) > 2.5 * idle
     assert policy.most(model, decoding, 0, 3) == 3
     assert policy.most(model, StepShape(0, 0, 0), 0, 2048) == 2048
-    assert policy.most(CostModel(), decoding, 0, 2048) == 64
+    assert policy.most(CostModel(), decoding, 0, 2048) == 16
     assert ChunkPolicy(seconds=10.0).most(model, decoding, 0, 2048) == 2048
+
+
+def test_what_single_tokens_read_is_told_from_what_chunks_read() -> None:
+    shape = StepShape.of([(1, 9), (3, 4), (1, 0)], rows=2)
+    assert shape == StepShape(tokens=5, rows=2, reads=10 + 1, chunk_reads=5 + 6 + 7)
+    costs = StepCost(base=0.0, token=0.0, row=0.0, read=1.0, chunk_read=0.1)
+    assert costs.seconds(shape) == pytest.approx(11 + 1.8)
+    # The same sequences as a step of the simulator: a session sees arrays, not requests.
+    alone = simulate([arrival(0, 5, 2)], limits(), costs).completions[0].timings.tokens
+    assert alone[0] == pytest.approx(0.1 * 15)
+    assert alone[1] - alone[0] == pytest.approx(6)
 
 
 def steps(count: int, seed: int = 0) -> list[StepShape]:
@@ -218,7 +253,7 @@ def steps(count: int, seed: int = 0) -> list[StepShape]:
 
 def test_costs_are_learnt_from_steps_some_of_which_were_held_up() -> None:
     rng = np.random.default_rng(1)
-    cost = StepCost(0.004, 0.0003, 0.0002, 2e-7)
+    cost = StepCost(0.004, 0.0003, 0.0002, 2e-7, 3e-8)
     noise = np.where(rng.random(300) < 0.1, 5.0, rng.normal(1, 0.02, 300))
     samples = [(s, cost.seconds(s) * n) for s, n in zip(steps(300), noise.tolist(), strict=True)]
     found = fit(samples)
