@@ -172,8 +172,7 @@ def simulator(bench: Bench, seconds: float, pieces: int, loads: Sequence[float])
             after = calibration(bench)
             around = [*samples, *after]
             cost = fit(around)
-            noise = [taken / cost.seconds(shape) for shape, taken in around]
-            told = simulate(load, bench.engine._limits, cost, noise=noise)
+            told = simulate(load, bench.engine._limits, cost, observed=around)
             pairs[share].append((found, told))
             samples = after
     for share, outcomes in pairs.items():

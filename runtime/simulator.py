@@ -24,6 +24,8 @@ from .session import BestLogits, SessionLimits, StepInputs, best_of
 from .stats import EngineStats
 from .step_cost import StepCost, StepShape
 
+Observed = Sequence[tuple[StepShape, float]]
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -73,16 +75,19 @@ class SimulatedSession:
     Args:
         limits: of the engine.
         cost: of its steps.
-        noise: measured times over predicted ones; each step takes one of them, at random, times
-            what is predicted. Empty = exactly that.
+        observed: steps that ran, and their seconds. A step takes as much longer or shorter than
+            predicted as one of them did, at random among those of its kind: decoding, prompts, or
+            both. None of that kind = exactly what is predicted.
     """
 
-    def __init__(self, limits: SessionLimits, cost: StepCost, noise: Sequence[float] = ()) -> None:
+    def __init__(self, limits: SessionLimits, cost: StepCost, observed: Observed = ()) -> None:
         self.limits = limits
         self.blocks = BlockBytes([np.zeros(limits.num_blocks, np.uint8)], limits.num_blocks)
         self.seconds = 0.0
         self._cost = cost
-        self._noise = noise
+        self._ratios: dict[tuple[bool, bool], list[float]] = {}
+        for shape, taken in observed:
+            self._ratios.setdefault(_kind(shape), []).append(taken / cost.seconds(shape))
         self._random = random.Random(0)
 
     def now(self) -> float:
@@ -97,8 +102,9 @@ class SimulatedSession:
         """Let the step's time pass; every logit is 0."""
         starts, rows = inputs.seq_starts, inputs.logit_rows.size
         parts = zip(np.diff(starts).tolist(), inputs.positions[starts[:-1]].tolist(), strict=True)
-        seconds = self._cost.seconds(StepShape.of(parts, rows))
-        self.seconds += seconds * (self._random.choice(self._noise) if self._noise else 1.0)
+        shape = StepShape.of(parts, rows)
+        ratios = self._ratios.get(_kind(shape), (1.0,))
+        self.seconds += self._cost.seconds(shape) * self._random.choice(ratios)
         return np.zeros((rows, self.limits.vocab_size), np.float32)
 
     def best(self, inputs: StepInputs) -> BestLogits:
@@ -109,12 +115,16 @@ class SimulatedSession:
         """Nothing to let go of."""
 
 
+def _kind(shape: StepShape) -> tuple[bool, bool]:
+    return shape.reads > 0, shape.chunk_reads > 0
+
+
 def simulate(
     arrivals: Sequence[Arrival],
     limits: SessionLimits,
     cost: StepCost,
     policy: SchedulingPolicy | None = None,
-    noise: Sequence[float] = (),
+    observed: Observed = (),
 ) -> Outcome:
     """Run a load against a model of costs.
 
@@ -123,9 +133,9 @@ def simulate(
         limits: of the engine; a vocabulary of 1 is enough.
         cost: what its steps take; `CostModel` fits it to measured ones.
         policy: of the scheduler.
-        noise: see `SimulatedSession`.
+        observed: see `SimulatedSession`.
     """
-    session = SimulatedSession(limits, cost, noise)
+    session = SimulatedSession(limits, cost, observed)
     loop = BatchLoop(session, policy=policy, now=session.now)
     return replay(arrivals, loop, limits.max_seq_len, session.now, session.wait)
 

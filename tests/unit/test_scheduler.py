@@ -242,6 +242,15 @@ def test_what_single_tokens_read_is_told_from_what_chunks_read() -> None:
     assert alone[1] - alone[0] == pytest.approx(6)
 
 
+def test_a_simulated_step_differs_from_its_cost_as_those_of_its_kind_did() -> None:
+    seen = [(StepShape(3, 3, 30), COST.seconds(StepShape(3, 3, 30)) * 2)]
+    request = [arrival(0, 40, 3)]
+    exact = simulate(request, limits(), COST).completions[0].timings.tokens
+    slower = simulate(request, limits(), COST, observed=seen).completions[0].timings.tokens
+    assert slower[0] == exact[0]  # no step of a prompt was seen
+    assert np.diff(slower) == pytest.approx(2 * np.diff(exact))
+
+
 def steps(count: int, seed: int = 0) -> list[StepShape]:
     rng = np.random.default_rng(seed)
     shapes = []
