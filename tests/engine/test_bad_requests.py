@@ -66,7 +66,7 @@ def test_options_of_a_wrong_type_harm_nobody(engine: SpikeEngine, option: dict[s
 @pytest.mark.parametrize(
     "prompt",
     [None, 5, {"a": 1}, (i for i in [1]), [2**70], [[1], [2, 3]], [1.5], "\ud800"],
-    ids=str,
+    ids=["none", "int", "dict", "generator", "large id", "lists", "float", "surrogate"],
 )
 def test_prompts_that_are_none(engine: SpikeEngine, prompt: Any) -> None:
     with pytest.raises(SpikeError, match=r"SPK6(07|11)"):
