@@ -126,7 +126,7 @@ class Scheduler:
         self._admit(now)
         decoding = self._decoding()
         left = self._budget - sum(share.count for share in decoding)
-        return decoding + self._prompts(left, step_shape(decoding))
+        return decoding + self._prompts(left, decoding)
 
     def forget_finished(self) -> None:
         """Drop the requests that have ended."""
@@ -241,13 +241,14 @@ class Scheduler:
                 return False
         return True
 
-    def _prompts(self, left: int, decoding: StepShape) -> list[Share]:
+    def _prompts(self, left: int, decoding: Sequence[Share]) -> list[Share]:
         """Chunks of prompts in rank order; admission gave them their blocks."""
         prompts = [request for request in self.running if request.catching_up]
         if not prompts:
             return []
         rows = self._prompt_rows
-        left = self._policy.chunks.most(self.costs, decoding, prompts[0].computed, left)
+        start = prompts[0].computed
+        left = self._policy.chunks.most(self.costs, step_shape(decoding), start, left)
         shares = []
         for request in prompts:
             request.skip_known()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,19 +48,20 @@ class StepShape:
             parts: of each sequence, how many new tokens and the position of the first.
             rows: see the class.
         """
-        shape = cls(0, rows, 0)
-        for count, start in parts:
-            shape = shape.plus(count, start)
-        return shape
+        tokens, read = 0, [0, 0]
+        for count, start in parts:  # of every step, maybe dozens: no object for each
+            tokens += count
+            read[count > 1] += reads(count, start)
+        return cls(tokens, rows, *read)
 
     def plus(self, count: int, start: int) -> StepShape:
         """This shape and one more sequence's `count` tokens from position `start` on."""
-        more, alone = reads(count, start), count == 1
-        return replace(
-            self,
-            tokens=self.tokens + count,
-            reads=self.reads + more * alone,
-            chunk_reads=self.chunk_reads + more * (not alone),
+        one = StepShape.of([(count, start)], self.rows)
+        return StepShape(
+            self.tokens + one.tokens,
+            self.rows,
+            self.reads + one.reads,
+            self.chunk_reads + one.chunk_reads,
         )
 
 
@@ -101,22 +102,23 @@ class CostModel:
 
     Args:
         cost: to begin with; None = nothing is known.
+
+    Attributes:
+        widest: most tokens of a step that was observed; what is said of far wider ones is a guess.
     """
 
     def __init__(self, cost: StepCost | None = None) -> None:
         self._cost = cost
         self._samples = {mixed: deque[tuple[StepShape, float]](maxlen=SAMPLES) for mixed in (0, 1)}
         self._unused = 0
-        self._news = False
         self.widest = 0
-        """Most tokens of a step that was observed: what is said of far wider ones is a guess."""
 
     @property
     def cost(self) -> StepCost | None:
         """What is known by now. Fitted when asked for: most steps decode, and nobody asks then."""
         due = FIRST_FIT if self._cost is None else REFIT_EVERY
-        if self._unused >= due or (self._news and self._cost is not None):
-            self._unused, self._news = 0, False
+        if self._unused >= due:
+            self._unused = 0
             self._cost = fit([*self._samples[0], *self._samples[1]])
         return self._cost
 
@@ -124,8 +126,10 @@ class CostModel:
         """Learn from a step that ran."""
         self._samples[shape.tokens > shape.rows].append((shape, seconds))
         self._unused += 1
-        self._news |= shape.tokens > self.widest
-        self.widest = max(self.widest, shape.tokens)
+        if shape.tokens > self.widest:
+            self.widest = shape.tokens
+            if self._cost is not None:
+                self._unused = REFIT_EVERY  # it tells most of all: no waiting for others
 
 
 def fit(samples: Iterable[tuple[StepShape, float]]) -> StepCost:
